@@ -1,0 +1,1 @@
+"""From a device to a profile: clock, plan, measurement, log, fit, check."""

@@ -1,0 +1,1 @@
+"""What runs a batch on a device: one module per kind of device."""

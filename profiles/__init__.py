@@ -1,0 +1,1 @@
+"""The timing-profile document, its predictions, and the profiles that ship."""

@@ -1,0 +1,1 @@
+"""Cores that keep decoding requests in aggregate: exact, and cheap per pass."""

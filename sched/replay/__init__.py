@@ -1,0 +1,1 @@
+"""Offline replay: a virtual clock around ranks, and what it reports."""

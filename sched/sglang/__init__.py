@@ -1,0 +1,1 @@
+"""The SGLang-style rank, rule by rule (S-…)."""

@@ -1,0 +1,1 @@
+"""Workloads: traces in the formats of the field, and synthetic ones."""
