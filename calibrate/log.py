@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
+from passtime.errors import DocumentError
+from passtime.profiles.device import DeviceFacts as DeviceFacts
 from passtime.profiles.shapes import ModelShape
 
 Regime: TypeAlias = Literal["prefill", "prefix", "decode", "mixed"]
@@ -13,22 +22,11 @@ StopReason: TypeAlias = Literal[
     "converged", "max_samples", "max_time", "throttled", "failed", "oom"
 ]
 
+VisitKey: TypeAlias = tuple[int, int, int]
+
 SCHEMA = 1
 
-
-class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The device as it was found. Peaks are per device and dense; None where unknown."""
-
-    kind: Literal["cpu", "cuda"]
-    name: str
-    memory_bytes: int
-    peak_flops: float | None = None
-    peak_bytes_per_s: float | None = None
-    processors: int | None = None
-    l2_bytes: int | None = None
-    compute_capability: str | None = None
-    driver: str | None = None
-    details: dict[str, Any] = {}
+FAULTS_SHOWN = 20
 
 
 class Batch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,7 +68,12 @@ class Header(
 class Visit(
     Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", tag="visit"
 ):
-    """One visit of a point: every raw sample, in ms per pass, and its circumstances."""
+    """One visit of a point: every raw sample, in ms per pass, and its circumstances.
+
+    (point, round, attempt) is unique in a log; attempts above 1 repeat a disturbed visit.
+    ``clocks`` holds what the device said (SM clock, temperature, power) and ``elapsed_s``, the
+    part of the budget that was used up when the visit ended.
+    """
 
     point: int
     round: int
@@ -80,15 +83,304 @@ class Visit(
     clocks: dict[str, Any] = {}
     error: str | None = None
     started_at: str | None = None
+    attempt: int = 1
+
+    @property
+    def key(self) -> VisitKey:
+        """What names the visit: point, round, attempt."""
+        return self.point, self.round, self.attempt
 
 
 class Note(
     Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", tag="note"
 ):
-    """Anything measured beside the points: reference passes, drift, launch overhead."""
+    """Anything measured beside the points: reference passes, drift, launch overhead.
+
+    Two topics are about visits, ``values["visits"]`` lists their [point, round, attempt]:
+    ``discard`` withdraws them (``values["cause"]`` says why), ``flag`` adds ``values["flag"]``.
+    """
 
     topic: str
     values: dict[str, Any]
 
 
 Line: TypeAlias = Header | Visit | Note
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A log that was read. ``torn_bytes`` counts the bytes of a last line cut off by a kill."""
+
+    source: str
+    header: Header
+    visits: tuple[Visit, ...]
+    notes: tuple[Note, ...]
+    torn_bytes: int = 0
+
+    def accepted(self) -> tuple[Visit, ...]:
+        """The visits that no ``discard`` note withdraws, with the flags that notes added."""
+        withdrawn: set[VisitKey] = set()
+        added: dict[VisitKey, tuple[str, ...]] = {}
+        for note in self.notes:
+            if note.topic == "discard":
+                withdrawn.update(_visits_of(note))
+            elif note.topic == "flag":
+                for key in _visits_of(note):
+                    added[key] = (*added.get(key, ()), note.values["flag"])
+        return tuple(
+            msgspec.structs.replace(visit, flags=(*visit.flags, *added.get(visit.key, ())))
+            for visit in self.visits
+            if visit.key not in withdrawn
+        )
+
+    def samples_ms(self) -> dict[int, list[float]]:
+        """All accepted samples per point id, in log order; points without any are absent."""
+        samples: dict[int, list[float]] = {}
+        for visit in self.accepted():
+            if visit.samples_ms:
+                samples.setdefault(visit.point, []).extend(visit.samples_ms)
+        return samples
+
+    def flags(self) -> dict[int, set[str]]:
+        """Flags of accepted visits per point id; points without any are absent."""
+        flags: dict[int, set[str]] = {}
+        for visit in self.accepted():
+            if visit.flags:
+                flags.setdefault(visit.point, set()).update(visit.flags)
+        return flags
+
+    @property
+    def elapsed_s(self) -> float:
+        """The part of the budget that the visits in this log used up."""
+        return max((float(v.clocks.get("elapsed_s", 0.0)) for v in self.visits), default=0.0)
+
+
+def read_log(path: str | os.PathLike[str]) -> Log:
+    """Read a log; DocumentError names every bad line (the first 20) and what is wrong with it.
+
+    A last line without its newline is what a kill in mid-write leaves: it is counted, not read.
+    """
+    source = os.fspath(path)
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{source}: {error.strerror}") from None
+    return _parse(content, source)
+
+
+def log_hash(path: str | os.PathLike[str]) -> str:
+    """``sha256:…`` of the log's complete lines: the identity that a profile records."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{os.fspath(path)}: {error.strerror}") from None
+    complete = content[: content.rfind(b"\n") + 1]
+    return f"sha256:{hashlib.sha256(complete).hexdigest()}"
+
+
+class LogWriter:
+    """The open log of a running measurement. Every line is on disk when ``append`` returns.
+
+    The file is locked for as long as it is open, so that two measurements never share one.
+    """
+
+    def __init__(self, file: IO[bytes], source: str) -> None:
+        """Take over an open, locked file whose position is its end."""
+        self._file = file
+        self.source = source
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], header: Header) -> LogWriter:
+        """Start a new log. DocumentError if the file holds something already."""
+        file = _open_locked(path)
+        if file.seek(0, os.SEEK_END):
+            file.close()
+            raise DocumentError(f"{os.fspath(path)}: exists already and is not empty")
+        writer = cls(file, os.fspath(path))
+        writer.append(header)
+        return writer
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str]) -> tuple[LogWriter, Log] | None:
+        """Continue a log; a torn last line is cut off. None if there is no line to go on from."""
+        source = os.fspath(path)
+        if not Path(path).exists():
+            return None
+        file = _open_locked(path)
+        try:
+            content = file.read()
+            if b"\n" not in content:
+                file.truncate(0)
+                file.close()
+                return None
+            log = _parse(content, source)
+        except BaseException:
+            file.close()
+            raise
+        file.truncate(len(content) - log.torn_bytes)
+        file.seek(0, os.SEEK_END)
+        return cls(file, source), log
+
+    def append(self, line: Line) -> None:
+        """Write one line through to the disk."""
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close and unlock."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def require_same_run(found: Header, wanted: Header, source: str) -> None:
+    """Check that a log may be continued: DocumentError says what differs, and what to do.
+
+    The plan is compared too; software versions, the driver and the start time may differ.
+    """
+    differences = [
+        *_differences("device", _identity(found.device), _identity(wanted.device)),
+        *_differences("model", _builtins(found.model), _builtins(wanted.model)),
+        *_differences("policy", found.policy, wanted.policy),
+        *_differences("kernel_hash", found.kernel_hash, wanted.kernel_hash),
+        *_differences("seed", found.seed, wanted.seed),
+    ]
+    if not differences and found.plan != wanted.plan:
+        differences = [f"plan: {len(found.plan)} points there, {len(wanted.plan)} other ones asked"]
+    if differences:
+        raise DocumentError(
+            f"{source}: line 1: this log was begun with other settings "
+            f"({'; '.join(differences)}): give another --log, or repeat the old settings"
+        )
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def _parse(content: bytes, source: str) -> Log:
+    *complete, torn = content.split(b"\n")
+    if not complete:
+        raise DocumentError(f"{source}: line 1: no complete line: this is no measurement log")
+    header = _header(complete[0], source)
+    known = {point.id for point in header.plan}
+    visits: list[Visit] = []
+    notes: list[Note] = []
+    faults: list[str] = []
+    decoder = msgspec.json.Decoder(Visit | Note)
+    seen: dict[VisitKey, int] = {}
+    for number, text in enumerate(complete[1:], start=2):
+        try:
+            line = decoder.decode(text)
+        except msgspec.DecodeError as error:
+            faults.append(f"{source}: line {number}: {error}")
+            continue
+        if isinstance(line, Note):
+            if fault := _note_fault(line):
+                faults.append(f"{source}: line {number}: {fault}")
+            else:
+                notes.append(line)
+        elif line.point not in known:
+            faults.append(f"{source}: line {number}: point {line.point} is not in the plan")
+        elif line.key in seen:
+            faults.append(f"{source}: line {number}: repeats the visit of line {seen[line.key]}")
+        elif bad := [ms for ms in line.samples_ms if not ms > 0]:
+            faults.append(f"{source}: line {number}: samples_ms: wanted > 0, found {bad[0]}")
+        else:
+            seen[line.key] = number
+            visits.append(line)
+    if faults:
+        more = len(faults) - FAULTS_SHOWN
+        tail = [f"{source}: {more} more such lines"] if more > 0 else []
+        raise DocumentError("\n".join(faults[:FAULTS_SHOWN] + tail))
+    return Log(
+        source=source,
+        header=header,
+        visits=tuple(visits),
+        notes=tuple(notes),
+        torn_bytes=len(torn),
+    )
+
+
+def _header(text: bytes, source: str) -> Header:
+    try:
+        found = msgspec.json.decode(text)
+        schema = found.get("schema") if isinstance(found, dict) else None
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise DocumentError(
+                f"{source}: line 1: log schema {schema} is newer than this passtime reads "
+                f"({SCHEMA}): a newer passtime wrote it"
+            )
+        return msgspec.convert(found, Header)
+    except msgspec.DecodeError as error:
+        raise DocumentError(f"{source}: line 1: not a measurement log's header: {error}") from None
+
+
+def _note_fault(note: Note) -> str | None:
+    """What is wrong with a note that is about visits; None if nothing is."""
+    if note.topic not in ("discard", "flag"):
+        return None
+    visits = note.values.get("visits")
+    if not isinstance(visits, list) or not all(
+        isinstance(visit, list) and [type(part) for part in visit] == [int, int, int]
+        for visit in visits
+    ):
+        return "values.visits: wanted a list of [point, round, attempt]"
+    if note.topic == "flag" and not isinstance(note.values.get("flag"), str):
+        return "values.flag: wanted a name"
+    return None
+
+
+def _visits_of(note: Note) -> list[VisitKey]:
+    return [(point, round_, attempt) for point, round_, attempt in note.values["visits"]]
+
+
+def _open_locked(path: str | os.PathLike[str]) -> IO[bytes]:
+    source = os.fspath(path)
+    try:
+        file = os.fdopen(os.open(source, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+    except OSError as error:
+        raise DocumentError(f"{source}: {error.strerror}") from None
+    import fcntl  # here, so that logs can be read where the system has no such locks
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise DocumentError(f"{source}: another measurement is writing this log") from None
+    return file
+
+
+# --- Comparing headers ----------------------------------------------------------------------------
+
+
+def _identity(device: DeviceFacts) -> dict[str, Any]:
+    """What makes two findings the same device: a driver may be updated in between."""
+    return {"kind": device.kind, "name": device.name, "memory_bytes": device.memory_bytes}
+
+
+def _builtins(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+def _differences(place: str, found: Any, wanted: Any) -> list[str]:
+    found, wanted = _builtins(found), _builtins(wanted)
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        keys = [*found, *(key for key in wanted if key not in found)]
+        return [
+            line
+            for key in keys
+            for line in _differences(f"{place}.{key}", found.get(key), wanted.get(key))
+        ]
+    return [] if found == wanted else [f"{place}: {found!r} there, {wanted!r} now"]

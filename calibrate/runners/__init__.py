@@ -1,1 +1,48 @@
-"""What runs a batch on a device: one module per kind of device."""
+"""What runs a batch on a device: the interface, and one module per kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from passtime.calibrate.clock import ClockedDevice
+from passtime.calibrate.log import Batch
+from passtime.errors import DeviceError
+from passtime.profiles.device import DeviceFacts
+from passtime.profiles.shapes import ModelShape
+
+
+class OutOfDeviceMemory(DeviceError):
+    """The batch does not fit; the runner is as usable as before."""
+
+
+class RunnerFailed(DeviceError):
+    """The runner broke while it ran a batch: it must be closed and opened anew."""
+
+
+class Runner(ClockedDevice, Protocol):
+    """A device that holds one model and runs passes of it (and is the clock's device).
+
+    Between ``prepare`` of one batch and the next, ``replay`` runs that batch only.
+    """
+
+    facts: DeviceFacts
+    model: ModelShape  # as it is computed: with the dtypes that are really used
+    software: Mapping[str, Any]  # versions of everything that the times depend on
+    policy: Mapping[str, Any]  # "attention": "causal" | "rectangle", "clock", "dtype", …
+    kernel_hash: str | None
+
+    def memory_bytes(self, batch: Batch) -> int:
+        """Device memory needed to run ``batch``, weights included."""
+        ...
+
+    def prepare(self, batch: Batch) -> Any:
+        """Make ``batch`` ready to be replayed: inputs, KV slots, graphs; nothing of it is timed.
+
+        Raises OutOfDeviceMemory or RunnerFailed, as ``replay`` does.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back; a second call does nothing."""
+        ...
