@@ -369,3 +369,4 @@ class RankPass:
     start_effects: StartEffects
     pending: PendingPass
     same_timestamp_retry: RetryHint = "not_applicable"
+    progressed: bool = False  # some request's KV grew beyond its earlier maximum

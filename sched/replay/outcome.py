@@ -28,7 +28,11 @@ class Status(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class PoolTimes:
-    """Handoff columns of a prefill/decode replay (R-61), times in ms, NaN = did not happen."""
+    """Handoff columns of a prefill/decode replay (R-61), times in ms, NaN = did not happen.
+
+    ``prefill_reused_tokens`` is the largest reuse over the prefill pool's admissions: what the
+    per-request list reports as reused, while the summary counts both pools' (R-54).
+    """
 
     prefill_scheduler: IntArray
     prefill_admit_ms: FloatArray
@@ -37,6 +41,7 @@ class PoolTimes:
     destination_activated_ms: FloatArray
     decode_admit_ms: FloatArray
     source_released_ms: FloatArray
+    prefill_reused_tokens: IntArray
     decode_reused_tokens: IntArray
 
 

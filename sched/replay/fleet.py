@@ -1,0 +1,143 @@
+"""Workers under one virtual clock: placement, driving, completions (R-10 … R-15)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from passtime.errors import LiveLockError, RunError
+from passtime.sched.config import LaunchConfig
+from passtime.sched.contract import Command, CommandEffects, CompletionEffects
+from passtime.sched.group import GroupedEngine, GroupPass
+from passtime.sched.timing import TimingModel
+
+SAME_INSTANT_RETRIES = 1024
+STALLED_PASSES = 10_000
+
+
+class StallGuard:
+    """Counts passes since anything got ahead: the replay's live-lock detector (R-15, V-86)."""
+
+    def __init__(self) -> None:
+        """Nothing has stalled yet."""
+        self._stalled = 0
+
+    def progress(self) -> None:
+        """An output, a terminal event or an arrival."""
+        self._stalled = 0
+
+    def executed(self, group_pass: GroupPass) -> None:
+        """A pass was executed; LiveLockError if it was one too many without progress."""
+        self._stalled = 0 if group_pass.progressed else self._stalled + 1
+        if self._stalled >= STALLED_PASSES:
+            raise LiveLockError(
+                f"live-lock at {group_pass.started_at_ms} ms: {STALLED_PASSES} passes without "
+                "output or progress (requests keep taking each other's KV blocks)"
+            )
+
+
+class Fleet:
+    """The workers of one pool. Several fleets may share ``order`` and one clock (R-42)."""
+
+    def __init__(
+        self,
+        launch: LaunchConfig,
+        timing: TimingModel,
+        num_workers: int,
+        *,
+        guard: StallGuard,
+        order: count[int],
+        on_start: Callable[[int, GroupPass, float], None],
+        on_complete: Callable[[int, list[CompletionEffects], float], None],
+    ) -> None:
+        """Idle workers; the callbacks get (worker, pass or effects, time)."""
+        self.engines = [GroupedEngine(i, launch, timing) for i in range(num_workers)]
+        self.dp_size = launch.dp_size
+        self._guard = guard
+        self._order = order
+        self._on_start = on_start
+        self._on_complete = on_complete
+        self._completions: list[tuple[float, int, int, int]] = []
+        self._set_aside: set[int] = set()
+
+    def apply(self, worker: int, dp_rank: int, command: Command, now_ms: float) -> CommandEffects:
+        """Send a command to one rank, whether or not its worker is busy (R-11)."""
+        return self.engines[worker].apply_command(dp_rank, command, now_ms)
+
+    def next_completion(self) -> tuple[float, int] | None:
+        """(end, start order) of the pass that ends first."""
+        return self._completions[0][:2] if self._completions else None
+
+    def complete_next(self, now_ms: float) -> None:
+        """Complete the pass that ends first (R-2.1)."""
+        _, _, worker, pass_id = heapq.heappop(self._completions)
+        self._complete(worker, pass_id, now_ms)
+
+    def is_drained(self) -> bool:
+        """Whether no worker owns anything (R-3)."""
+        return not self._completions and all(engine.is_drained() for engine in self.engines)
+
+    def begin_round(self) -> None:
+        """Workers set aside by an effect-free pass may be tried again (R-14)."""
+        self._set_aside.clear()
+
+    def drive(self, now_ms: float) -> bool:
+        """Start passes on idle ready workers, lowest id first, until none is left (R-12, R-14).
+
+        Returns whether anything changed.
+        """
+        changed = False
+        retries = 0
+        while (worker := self._next_ready()) is not None:
+            group_pass = self.engines[worker].execute_pass(now_ms)
+            assert group_pass is not None
+            self._guard.executed(group_pass)
+            self._on_start(worker, group_pass, now_ms)
+            if group_pass.end_ms > now_ms:
+                entry = (group_pass.end_ms, next(self._order), worker, group_pass.pass_id)
+                heapq.heappush(self._completions, entry)
+                changed = True
+                continue
+            effects = self._complete(worker, group_pass.pass_id, now_ms)
+            if _made_progress(group_pass, effects):
+                changed = True
+                continue
+            hint = group_pass.same_timestamp_retry
+            if hint in ("not_applicable", "exhausted") or hint == 0:
+                self._set_aside.add(worker)
+                continue
+            retries += 1
+            if retries > SAME_INSTANT_RETRIES:
+                raise RunError(
+                    f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
+                    f"{now_ms} ms (R-15)"
+                )
+        return changed
+
+    def _next_ready(self) -> int | None:
+        for worker, engine in enumerate(self.engines):
+            if worker not in self._set_aside and engine.is_ready():
+                return worker
+        return None
+
+    def _complete(self, worker: int, pass_id: int, now_ms: float) -> list[CompletionEffects]:
+        effects = self.engines[worker].complete_pass(pass_id, now_ms)
+        self._on_complete(worker, effects, now_ms)
+        return effects
+
+
+def _made_progress(group_pass: GroupPass, effects: list[CompletionEffects]) -> bool:
+    """Whether a zero-length pass did anything (R-14)."""
+    started = any(
+        rank.start_effects.admissions or rank.start_effects.pressure_events
+        for rank in group_pass.ranks
+    )
+    return started or any(
+        effect.outputs
+        or effect.lifecycle_events
+        or effect.kv_events
+        or effect.forward_pass.num_prefill_requests > 0
+        or effect.forward_pass.num_decode_requests > 0
+        for effect in effects
+    )
