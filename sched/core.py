@@ -83,6 +83,10 @@ class Core(Protocol):
         """The group's pass was computed: did any rank prefill, or do model work (S-43, S-44)."""
         ...
 
+    def group_drained(self) -> None:
+        """A group pass completed and left no rank anything to do (V-89)."""
+        ...
+
     def drain_kv_events(self) -> list[KvEvent]:
         """KV events since the last call, in order."""
         ...

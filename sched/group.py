@@ -161,12 +161,16 @@ class GroupedEngine:
             )
         self._in_flight = None
         try:
-            return [
+            effects = [
                 rank.complete_pass(in_flight.pending[i], in_flight.end_ms)
                 if i in in_flight.pending
                 else rank.complete_idle_group_pass(in_flight.started_at_ms, in_flight.end_ms)
                 for i, rank in enumerate(self.ranks)
             ]
+            if all(rank.is_drained() for rank in self.ranks):
+                for rank in self.ranks:
+                    rank.group_drained()
+            return effects
         except Exception as error:
             raise self._poisoned_by(error, f"completion of pass {pass_id}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from passtime.errors import PasstimeError, ProviderError
 from passtime.sched.config import EngineConfig
@@ -16,6 +17,8 @@ from passtime.sched.timing import (
     contribution_ms,
 )
 
+Answer = TypeVar("Answer")
+
 
 class PassTimer:
     """Durations as they enter the clock: what the model says, over the speed-up ratio."""
@@ -24,26 +27,29 @@ class PassTimer:
         """Ratios and pool size come from ``config``."""
         self.model = model
         self.whole_pass = asks_whole_pass(model)
-        self._prefill_ratio = config.speedup_ratio
-        self._decode_ratio = config.decode_ratio
-        self._total_kv_tokens = config.total_kv_tokens
+        self.prefill_ratio = config.speedup_ratio
+        self.decode_ratio = config.decode_ratio
+        self.total_kv_tokens = config.total_kv_tokens
 
     def prefill_ms(self, batch_size: int, mean_isl: int, mean_prefix: int) -> float:
         """Contribution of the prefill part (C-41)."""
-        raw = _ask(
-            "prefill", lambda: self.model.predict_prefill_ms(batch_size, mean_isl, mean_prefix)
+        raw = ask_model(
+            "prefill",
+            lambda: float(self.model.predict_prefill_ms(batch_size, mean_isl, mean_prefix)),
         )
-        return contribution_ms(checked_prefill_ms(raw), self._prefill_ratio)
+        return contribution_ms(checked_prefill_ms(raw), self.prefill_ratio)
 
     def decode_ms(self, batch_size: int, kv_tokens: int) -> float:
         """Contribution of the decode part: ``kv_tokens`` is Σ sequence length (C-42)."""
-        raw = _ask(
+        raw = ask_model(
             "decode",
-            lambda: self.model.predict_decode_ms(
-                batch_size, kv_tokens, kv_tokens // batch_size, self._total_kv_tokens
+            lambda: float(
+                self.model.predict_decode_ms(
+                    batch_size, kv_tokens, kv_tokens // batch_size, self.total_kv_tokens
+                )
             ),
         )
-        return contribution_ms(checked_decode_ms(raw), self._decode_ratio)
+        return contribution_ms(checked_decode_ms(raw), self.decode_ratio)
 
     def pass_ms(self, shape: PassShape) -> float:
         """Contribution of a whole pass; a pass without work takes no time and asks nothing.
@@ -54,15 +60,15 @@ class PassTimer:
             return 0.0
         model = self.model
         assert isinstance(model, PassModel)
-        raw = _ask("pass", lambda: model.predict_pass_ms(shape))
-        ratio = self._prefill_ratio if shape.prefill_requests else self._decode_ratio
+        raw = ask_model("pass", lambda: float(model.predict_pass_ms(shape)))
+        ratio = self.prefill_ratio if shape.prefill_requests else self.decode_ratio
         return contribution_ms(checked_decode_ms(raw), ratio)
 
 
-def _ask(part: str, question: Callable[[], float]) -> float:
+def ask_model(part: str, question: Callable[[], Answer]) -> Answer:
     """The model's answer; whatever it raises becomes a ProviderError with its context (C-43)."""
     try:
-        return float(question())
+        return question()
     except PasstimeError:
         raise
     except Exception as error:

@@ -179,6 +179,10 @@ class SchedulerRank:
         """The whole group's pass was computed (S-43, S-44)."""
         self._core.settle_group(group_prefilled=group_prefilled, group_worked=group_worked)
 
+    def group_drained(self) -> None:
+        """The group completed a pass and nobody has anything to do any more (V-89)."""
+        self._core.group_drained()
+
     def complete_pass(self, pending: PendingPass, end_ms: float) -> CompletionEffects:
         """Release what a pass retained, with fresh metrics (C-31)."""
         effects = pending.effects

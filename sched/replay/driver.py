@@ -44,6 +44,7 @@ class AggregatedReplay:
             num_workers,
             guard=self._guard,
             order=count(),
+            exhausted_is_final=True,
             on_start=self._started,
             on_complete=self._completed,
         )

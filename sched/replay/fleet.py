@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
-from passtime.errors import LiveLockError, RunError
+from passtime.errors import DeadEndError, LiveLockError, RunError
 from passtime.sched.config import LaunchConfig
 from passtime.sched.contract import Command, CommandEffects, CompletionEffects
 from passtime.sched.group import GroupedEngine, GroupPass
@@ -48,13 +49,19 @@ class Fleet:
         *,
         guard: StallGuard,
         order: count[int],
+        exhausted_is_final: bool,
         on_start: Callable[[int, GroupPass, float], None],
         on_complete: Callable[[int, list[CompletionEffects], float], None],
     ) -> None:
-        """Idle workers; the callbacks get (worker, pass or effects, time)."""
+        """Idle workers; the callbacks get (worker, pass or effects, time).
+
+        ``exhausted_is_final``: an effect-free pass that no retry can help ends the replay at once,
+        instead of waiting for the next event (what the reference does, but not between pools).
+        """
         self.engines = [GroupedEngine(i, launch, timing) for i in range(num_workers)]
         self.dp_size = launch.dp_size
         self._guard = guard
+        self._exhausted_is_final = exhausted_is_final
         self._order = order
         self._on_start = on_start
         self._on_complete = on_complete
@@ -88,7 +95,7 @@ class Fleet:
         Returns whether anything changed.
         """
         changed = False
-        retries = 0
+        retries: Counter[int] = Counter()
         while (worker := self._next_ready()) is not None:
             group_pass = self.engines[worker].execute_pass(now_ms)
             assert group_pass is not None
@@ -98,22 +105,35 @@ class Fleet:
                 entry = (group_pass.end_ms, next(self._order), worker, group_pass.pass_id)
                 heapq.heappush(self._completions, entry)
                 changed = True
+                retries[worker] = 0
                 continue
             effects = self._complete(worker, group_pass.pass_id, now_ms)
             if _made_progress(group_pass, effects):
                 changed = True
+                retries[worker] = 0
                 continue
-            hint = group_pass.same_timestamp_retry
-            if hint in ("not_applicable", "exhausted") or hint == 0:
+            if not self._tries_again(worker, group_pass, retries):
                 self._set_aside.add(worker)
-                continue
-            retries += 1
-            if retries > SAME_INSTANT_RETRIES:
-                raise RunError(
-                    f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
-                    f"{now_ms} ms (R-15)"
-                )
         return changed
+
+    def _tries_again(self, worker: int, group_pass: GroupPass, retries: Counter[int]) -> bool:
+        """What the hint of an effect-free zero-length pass asks for (R-15, S-63)."""
+        hint = group_pass.same_timestamp_retry
+        if hint == "exhausted" and self._exhausted_is_final:
+            raise DeadEndError(
+                "offline replay detected an effect-free zero-duration pass of worker "
+                f"{worker} at {group_pass.started_at_ms} ms: its in-flight requests can never be "
+                "scheduled (does one outgrow the KV pool or the prefill budget?)"
+            )
+        if hint in ("not_applicable", "exhausted"):
+            return False
+        retries[worker] += 1
+        if retries[worker] > SAME_INSTANT_RETRIES:
+            raise RunError(
+                f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
+                f"{group_pass.started_at_ms} ms (R-15)"
+            )
+        return True
 
     def _next_ready(self) -> int | None:
         for worker, engine in enumerate(self.engines):

@@ -113,8 +113,7 @@ class PooledReplay:
         self._handoffs = [Handoff(row) for row in range(len(workload))]
         self._actions: deque[Callable[[], None]] = deque()
         self._deferred: dict[tuple[Pool, int], list[Callable[[], None]]] = defaultdict(list)
-        self._transfers: list[tuple[float, int, int]] = []
-        self._transfer_order = count()
+        self._transfers: list[tuple[float, int]] = []  # ties go by row (R-42)
         self._in_flight = 0
         self._now_ms = 0.0
 
@@ -128,6 +127,7 @@ class PooledReplay:
             workers,
             guard=self._guard,
             order=order,
+            exhausted_is_final=False,
             on_start=lambda worker, group_pass, now: self._started(pool, group_pass, now),
             on_complete=lambda worker, effects, now: self._completed(pool, worker, effects, now),
         )
@@ -152,20 +152,25 @@ class PooledReplay:
         return self._outcome()
 
     def _drain(self) -> None:
-        """Everything that can happen at this timestamp, in the order of R-42."""
+        """Everything that can happen at this timestamp, in the order of R-42.
+
+        With decode-first pools the arrivals of a round are those due when it began: a slot that
+        one of its completions frees is refilled in the next round.
+        """
         changed = True
         while changed:
             changed = False
             for fleet in self._fleets.values():
                 fleet.begin_round()
+            early = self._arrivals.due(self._now_ms) if self._decode_first else []
             while (due := self._due_fleet()) is not None:
                 due.complete_next(self._now_ms)
                 changed = True
             while self._transfers and self._transfers[0][0] <= self._now_ms:
-                _, _, row = heapq.heappop(self._transfers)
-                self._queue_activation(self._handoffs[row])
+                self._queue_activation(self._handoffs[heapq.heappop(self._transfers)[1]])
                 changed = True
-            for arrival_ms, row in self._arrivals.due(self._now_ms):
+            arrivals = early if self._decode_first else self._arrivals.due(self._now_ms)
+            for arrival_ms, row in arrivals:
                 self._arrive(row, arrival_ms)
                 changed = True
             while self._actions:
@@ -229,6 +234,7 @@ class PooledReplay:
         try:
             self._apply("decode", handoff.decode, command)
         except CommandError:
+            self._log.scheduler[handoff.row] = -1
             self._log.ended(handoff.row, self._now_ms, Status.FAILED)
             if handoff.prefill is None:
                 self._leave(handoff)
@@ -241,8 +247,7 @@ class PooledReplay:
         assert handoff.missing_tokens is not None
         delay_ms = handoff.timing.delay_ms(handoff.missing_tokens) or 0.0
         if delay_ms > 0:
-            entry = (self._now_ms + delay_ms, next(self._transfer_order), handoff.row)
-            heapq.heappush(self._transfers, entry)
+            heapq.heappush(self._transfers, (self._now_ms + delay_ms, handoff.row))
         else:
             self._queue_activation(handoff)
 

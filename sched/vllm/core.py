@@ -60,13 +60,19 @@ class VllmCore(CommandedRank):
         self._sampler = AcceptanceSampler(
             seed=(config.aic_mtp_seed + seed_offset) % 2**64, rates=self._rates
         )
+        self._prefill_interval = config.prefill_schedule_interval if dp_size > 1 else 1
+        self._group_passes = 0
+        self._prefill_backlog = False  # an open pass left somebody waiting (V-89)
         self._burst_reservation = 0  # blocks promised to the bursts of this pass (V-81)
 
     def execute_pass(self, now_ms: float) -> RankPass:
         """Schedule, compute and emit one pass (V-10); all state changes happen now."""
         work = ScheduledPass(self.config.token_budget, counts_prefill=self._prefills)
+        work.prefills = self._prefills_now()
         self._schedule_running(work, now_ms)
         self._schedule_waiting(work, now_ms)
+        if not work.preempted:
+            self._prefill_backlog = work.prefills and bool(self.waiting)
         outputs: list[Output] = []
         events: list[LifecycleEvent] = []
         self._complete_without_token(outputs, events)
@@ -101,7 +107,22 @@ class VllmCore(CommandedRank):
         )
 
     def settle_group(self, *, group_prefilled: bool, group_worked: bool) -> None:
-        """Nothing of this rank depends on its siblings' passes."""
+        """One more pass of the group since it was last drained (V-89)."""
+        self._group_passes += 1
+
+    def group_drained(self) -> None:
+        """The count of the prefill interval starts anew (V-89)."""
+        self._group_passes = 0
+
+    def _prefills_now(self) -> bool:
+        """Whether this pass may compute prompts (V-89).
+
+        Only ranks of an attention-DP group hold prefills back, to every N-th pass of the group,
+        and only while they have somebody to decode.
+        """
+        if self._group_passes % self._prefill_interval == 0 or self._prefill_backlog:
+            return True
+        return not any(r.computed >= r.prompt_tokens for r in self.running)
 
     # --- Scheduling (V-20 … V-45) ---------------------------------------------------------------
 
@@ -113,7 +134,11 @@ class VllmCore(CommandedRank):
         """
         index = 0
         while index < len(self.running) and work.budget > 0:
-            verdict = self._schedule(self.running[index], work, now_ms, credit=None)
+            request = self.running[index]
+            if not work.prefills and request.computed < request.prompt_tokens:
+                index += 1
+                continue
+            verdict = self._schedule(request, work, now_ms, credit=None)
             if verdict is Verdict.BLOCKED:
                 return
             if verdict is Verdict.SCHEDULED:
@@ -197,13 +222,17 @@ class VllmCore(CommandedRank):
         complete = request.remaining(self.config.max_model_len) == 0
         reused = 0
         if request.computed == 0:
-            if credit is None:
-                credit, _ = self._prefix_credit(request, makes_output=not complete)
-            reused = credit
+            reused = (
+                credit
+                if credit is not None
+                else self._prefix_credit(request, makes_output=not complete)[0]
+            )
         before = request.computed + reused
         prompt_before = min(before, prompt)
         rest = length - before
         if not self.config.enable_chunked_prefill and prompt - prompt_before > work.budget:
+            return Verdict.BLOCKED
+        if not work.prefills and rest > 1 and credit is not None:
             return Verdict.BLOCKED
         want = min(rest, work.budget)
         if want == 0 and rest > 0:

@@ -29,6 +29,7 @@ class ScheduledPass:
 
     budget: int
     counts_prefill: bool  # False on a decode worker (V-62)
+    prefills: bool = True  # False in a pass that holds prompts back (V-89)
     items: dict[RequestId, WorkItem] = field(default_factory=dict)
     preempted: bool = False
     admissions: list[Admission] = field(default_factory=list)

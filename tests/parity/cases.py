@@ -49,15 +49,15 @@ def load_cases(path: Path) -> Iterator[Case]:
     document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     if "checks" in document:
         for check in document["checks"]:
-            yield _case(check, path, prefix=f"{path.stem}/")
+            yield case_of(check, prefix=f"{path.stem}/")
         return
-    yield _case(document, path)
+    if "trace" not in document:
+        document["trace"] = _large_trace(document["trace_source"], path.parent / "data")
+    yield case_of(document)
 
 
-def _case(document: dict[str, Any], path: Path, prefix: str = "") -> Case:
-    trace = document.get("trace")
-    if trace is None:
-        trace = _large_trace(document["trace_source"], path.parent / "data")
+def case_of(document: dict[str, Any], prefix: str = "") -> Case:
+    """The case that a parsed document holds."""
     return Case(
         name=prefix + document["name"],
         engine=document.get("engine"),
@@ -65,7 +65,7 @@ def _case(document: dict[str, Any], path: Path, prefix: str = "") -> Case:
         decode_engine=document.get("decode_engine"),
         profiles=document.get("profiles") or {},
         options=document.get("replay") or {},
-        trace=trace,
+        trace=document["trace"],
         expected=document["expected"],
     )
 
