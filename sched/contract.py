@@ -223,10 +223,10 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressureState:
-    """The rank around a preemption (C-22)."""
+    """The rank around a preemption (C-22); SGLang does not count who waits (S-55)."""
 
     running_requests: int
-    waiting_requests: int
+    waiting_requests: int | None
     active_blocks: int
 
 

@@ -129,6 +129,9 @@ class SglangCore(CommandedRank):
         self._was_interval_idle = work.interval_idle
         return self._report(work, self._retry_hint(work, ratio_changed))
 
+    def group_drained(self) -> None:
+        """Nothing here counts the passes of a group since it was drained."""
+
     def settle_group(self, *, group_prefilled: bool, group_worked: bool) -> None:
         """The group's pass was computed: count rounds without prefill (S-43, S-44)."""
         if group_prefilled:

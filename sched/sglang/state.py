@@ -91,10 +91,10 @@ class RankState:
         forward_pass.var_queued_decode_kv_tokens = variance(decode)
 
     def pressure_state(self) -> PressureState:
-        """Running and waiting requests, and occupied pages, around a retraction (S-55)."""
+        """Running requests and occupied pages around a retraction (S-55)."""
         return PressureState(
             running_requests=len(self.running),
-            waiting_requests=len(self.waiting),
+            waiting_requests=None,
             active_blocks=self.cache.occupied_pages,
         )
 
