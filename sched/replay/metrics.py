@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,17 +22,24 @@ METRICS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Distribution:
     """Samples ascending; ``counts`` says how often each occurred (None: once)."""
 
     values: FloatArray
     counts: IntArray | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of samples."""
         return len(self.values) if self.counts is None else int(self.counts.sum())
+
+    @cached_property
+    def _samples_up_to(self) -> IntArray:
+        """Number of samples up to and including each value."""
+        assert self.counts is not None
+        samples: IntArray = np.cumsum(self.counts)
+        return samples
 
     def mean(self) -> float | None:
         """Arithmetic mean; None without samples."""
@@ -49,7 +57,7 @@ class Distribution:
         rank = math.floor((self.size - 1) * percent / 100.0 + 0.5)
         if self.counts is None:
             return float(self.values[rank])
-        return float(self.values[np.searchsorted(np.cumsum(self.counts), rank, side="right")])
+        return float(self.values[np.searchsorted(self._samples_up_to, rank, side="right")])
 
     def _mean_of(self, values: FloatArray) -> float:
         # No dot product: BLAS sums in an order that depends on the processor.

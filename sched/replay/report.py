@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from passtime.errors import InputError
 from passtime.sched.replay.metrics import METRICS, Latencies, Slo, distributions
-from passtime.sched.replay.outcome import Outcome, Status
+from passtime.sched.replay.outcome import Outcome, PoolTimes, Status
 from passtime.sched.timing import FloatArray
 from passtime.sched.workload.rows import Workload
 
@@ -234,7 +234,7 @@ def _columns(outcome: Outcome, workload: Workload) -> dict[str, Sequence[Any]]:
         "destination_activated_ms": _times(pools.destination_activated_ms) if pools else nothing,
         "decode_admit_ms": _times(pools.decode_admit_ms) if pools else nothing,
         "source_released_ms": _times(pools.source_released_ms) if pools else nothing,
-        "decode_reused_input_tokens": pools.decode_reused_tokens.tolist() if pools else nothing,
+        "decode_reused_input_tokens": _decode_reuse(pools) if pools else nothing,
     }
     if outcome.admissions is not None:
         columns["admission_history"] = [
@@ -248,6 +248,15 @@ def _columns(outcome: Outcome, workload: Workload) -> dict[str, Sequence[Any]]:
     columns["readmission_count"] = np.maximum(admissions - 1, 0).tolist()
     columns["terminal_status"] = [Status(status).name.lower() for status in outcome.status.tolist()]
     return columns
+
+
+def _decode_reuse(pools: PoolTimes) -> list[int | None]:
+    """Reuse on the decode rank; None for a request that was never admitted there."""
+    happened = ~np.isnan(pools.decode_admit_ms)
+    reused = pools.decode_reused_tokens.tolist()
+    return [
+        value if there else None for value, there in zip(reused, happened.tolist(), strict=True)
+    ]
 
 
 def _turns(workload: Workload) -> list[int] | None:

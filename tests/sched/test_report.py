@@ -418,6 +418,9 @@ def test_pools_have_their_times_and_the_prefill_reuse() -> None:
     assert row["source_held_ms"] == 1.5
     assert row["source_released_ms"] is None
     assert (row["reused_input_tokens"], row["decode_reused_input_tokens"]) == (3, 8)
+    outcome.pools.decode_admit_ms = np.array([math.nan])
+    (never_there,) = request_rows(outcome, workload_of(1))
+    assert never_there["decode_reused_input_tokens"] is None
     assert row["admission_history"] == [
         {"at_ms": 0.0, "reused_input_tokens": 3, "pool": "prefill"},
         {"at_ms": 1.5, "reused_input_tokens": 8, "pool": "decode"},

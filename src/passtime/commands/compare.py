@@ -1,0 +1,66 @@
+"""Replay one workload under several timing models and show where they part.
+
+Give --timing once per model (forms: see passtime simulate --help). A profile brings its best
+constants along, the two numbers that spend the same time in total on this workload, and its @pass
+column if it was fitted on mixed passes too. Differences are to the first model, in percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from passtime.replay_flags import add_replay_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``passtime compare``."""
+    add_replay_arguments(parser)
+    parser.add_argument(
+        "--timing", action="append", required=True, metavar="SPEC", help="a model; give several"
+    )
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    parser.add_argument("--html", metavar="OUT.html", help="write one self-contained page")
+    parser.add_argument("-o", "--output", metavar="OUT.json", help="write the comparison as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, write."""
+    from passtime.comparison import compare, render
+    from passtime.comparison_page import page, require_matplotlib
+    from passtime.replay_inputs import replay_inputs
+    from passtime.sched.workload.files import replace_file
+    from passtime.tables import DEFAULT_PERCENTILES, stdout_console
+
+    if args.html is not None:
+        require_matplotlib()
+    inputs = replay_inputs(args)
+    for note in inputs.notes:
+        print(f"passtime compare: {note}", file=sys.stderr)
+    started = time.perf_counter()
+    comparison = compare(
+        inputs.workload,
+        inputs.launch,
+        args.timing,
+        inputs.options,
+        percentiles=inputs.percentiles or DEFAULT_PERCENTILES,
+        slo=inputs.slo,
+    )
+    seconds = time.perf_counter() - started
+    document = comparison.document({**inputs.echo, "timing": args.timing}).to_json()
+    if args.output is not None:
+        replace_file(Path(args.output), document)
+    if args.html is not None:
+        replace_file(Path(args.html), page(comparison).encode())
+    if args.json:
+        sys.stdout.write(document.decode())
+    else:
+        render(comparison, stdout_console())
+    print(
+        f"passtime compare: {len(inputs.workload)} requests under "
+        f"{len(comparison.columns)} models, in {seconds:.2f} s",
+        file=sys.stderr,
+    )
+    return 0

@@ -1,0 +1,330 @@
+"""One workload under several timing models, side by side, and where they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from passtime.errors import InputError
+from passtime.profiles.document import load_profile
+from passtime.recording import CoveredModel, RecordingTiming, record
+from passtime.sched.config import LaunchConfig
+from passtime.sched.replay.metrics import Slo
+from passtime.sched.replay.outcome import Outcome
+from passtime.sched.replay.report import Value, counts, percentile_key, summary
+from passtime.sched.simulate import ReplayOptions, replay
+from passtime.sched.timing import FixedTiming
+from passtime.sched.workload.rows import Workload
+from passtime.timing_spec import (
+    AskedTiming,
+    BestConstants,
+    EngineTiming,
+    ProfileSpec,
+    TimingSpec,
+    parse_timing,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+
+LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_latency_ms": "E2E"}
+THROUGHPUTS = {
+    "request_throughput_rps": ("request throughput", "requests/s"),
+    "output_throughput_tok_s": ("output throughput", "tokens/s"),
+}
+GOODPUTS = {
+    "goodput_completed_requests": ("good requests", "requests"),
+    "goodput_request_throughput_rps": ("goodput", "requests/s"),
+    "goodput_output_throughput_tok_s": ("goodput", "tokens/s"),
+}
+
+# Below this the last digits differ, not the models.
+SAME_PERCENT = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One model's replay.
+
+    ``facts``     what was resolved on the way, such as constants.
+    ``coverage``  queries inside, held at the edge of and beyond the measured range; None where the
+                  model cannot tell.
+    """
+
+    spec: TimingSpec
+    summary: dict[str, Value]
+    counts: dict[str, int]
+    outcome: Outcome
+    facts: dict[str, float] = field(default_factory=dict)
+    coverage: dict[str, int] | None = None
+
+    @property
+    def label(self) -> str:
+        """How the model is typed."""
+        return self.spec.text
+
+    @property
+    def is_constants(self) -> bool:
+        """Whether two constants stand for another model."""
+        return isinstance(self.spec, BestConstants)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric, one value per column; ``judged`` rows may decide where the models part."""
+
+    key: str
+    name: str
+    unit: str
+    values: tuple[float | None, ...]
+    judged: bool = True
+
+    def difference_percent(self, index: int, base: int = 0) -> float | None:
+        """How far column ``index`` is from ``base``; None where that is not defined."""
+        value, reference = self.values[index], self.values[base]
+        if value is None or not reference:
+            return None
+        return (value / reference - 1.0) * 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The metric in which two columns differ most."""
+
+    row: Row
+    base: int
+    other: int
+    percent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Columns in the order of the command line; differences are to the first."""
+
+    columns: tuple[Column, ...]
+    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    slo: Slo | None = None
+
+    def rows(self) -> list[Row]:
+        """Every metric that is compared."""
+        statistics = {"mean": "mean", **{percentile_key(p): f"p{p:g}" for p in self.percentiles}}
+        rows = [
+            self._row(f"{key}_{metric}", f"{statistic} {name}", "ms")
+            for metric, name in LATENCIES.items()
+            for key, statistic in statistics.items()
+        ]
+        rows += [self._row(key, *described) for key, described in THROUGHPUTS.items()]
+        if self.slo is not None:
+            rows += [self._row(key, *described) for key, described in GOODPUTS.items()]
+        preempted = tuple(float(column.counts["preemptions"]) for column in self.columns)
+        rows.append(Row("preemptions", "preemptions", "times", preempted, judged=False))
+        return rows
+
+    def _row(self, key: str, name: str, unit: str) -> Row:
+        values = [column.summary[key] for column in self.columns]
+        return Row(
+            key, name, unit, tuple(v if isinstance(v, (int, float)) else None for v in values)
+        )
+
+    def parting(self) -> Parting | None:
+        """Where the models differ most; None if they agree.
+
+        Constants are held against the model that they stand for. Only without constants of a
+        model that is shown is everything held against the first column.
+        """
+        labels = [column.label for column in self.columns]
+        pairs = [
+            (labels.index(column.spec.source.text), index)
+            for index, column in enumerate(self.columns)
+            if isinstance(column.spec, BestConstants) and column.spec.source.text in labels
+        ] or [(0, index) for index in range(1, len(self.columns))]
+        found = [
+            Parting(row, base, other, percent)
+            for row in self.rows()
+            if row.judged
+            for base, other in pairs
+            if (percent := row.difference_percent(other, base)) is not None
+        ]
+        widest = max(found, key=_width, default=None)
+        return widest if widest and abs(widest.percent) >= SAME_PERCENT else None
+
+    def verdict(self) -> str:
+        """One sentence: where the models part, and in which direction."""
+        parting = self.parting()
+        if parting is None:
+            return "The models agree on every metric."
+        row, percent = parting.row, parting.percent
+        found = ", ".join(
+            f"{row.values[index]:,.4g} {row.unit} under {self.columns[index].label}"
+            for index in (parting.base, parting.other)
+        )
+        if not self.columns[parting.other].is_constants:
+            return f"The models part most at {row.name} ({percent:+.1f} %): {found}."
+        if row.unit == "ms" and percent < 0:
+            return f"Constants hide {-percent:.1f} % of {row.name}: {found}."
+        verb = "overstate" if percent > 0 else "understate"
+        return f"Constants {verb} {row.name} by {abs(percent):.1f} %: {found}."
+
+    def document(self, inputs: dict[str, Any]) -> ComparisonDocument:
+        """What ``--json`` prints; ``inputs`` is kept as it is."""
+        return ComparisonDocument(
+            inputs=inputs,
+            verdict=self.verdict(),
+            columns=[
+                ColumnDocument(
+                    timing=column.label,
+                    facts=column.facts,
+                    summary=column.summary,
+                    counts=column.counts,
+                    coverage=column.coverage,
+                )
+                for column in self.columns
+            ],
+            rows=[
+                RowDocument(
+                    key=row.key,
+                    unit=row.unit,
+                    values=list(row.values),
+                    difference_percent=[row.difference_percent(i) for i in range(len(row.values))],
+                )
+                for row in self.rows()
+            ],
+        )
+
+
+def _width(parting: Parting) -> float:
+    """How wide a gap is, the same for half as for double."""
+    ratio = 1.0 + parting.percent / 100.0
+    return abs(math.log(ratio)) if ratio > 0 else math.inf
+
+
+class ColumnDocument(Struct, frozen=True, kw_only=True):
+    """One model: the report's summary and counts, and where its queries lay."""
+
+    timing: str
+    facts: dict[str, float]
+    summary: dict[str, Value]
+    counts: dict[str, int]
+    coverage: dict[str, int] | None
+
+
+class RowDocument(Struct, frozen=True, kw_only=True):
+    """One metric: a value per column, and how far each is from the first."""
+
+    key: str
+    unit: str
+    values: list[float | None]
+    difference_percent: list[float | None]
+
+
+class ComparisonDocument(Struct, frozen=True, kw_only=True):
+    """The document of a comparison; equal inputs and seed give equal bytes."""
+
+    schema: int = SCHEMA
+    inputs: dict[str, Any]
+    verdict: str
+    columns: list[ColumnDocument]
+    rows: list[RowDocument]
+
+    def to_json(self) -> bytes:
+        """The document as indented JSON, ending in a newline."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+# --- Running it ---------------------------------------------------------------------------------
+
+
+def compare(
+    workload: Workload,
+    launch: LaunchConfig,
+    specs: Sequence[str],
+    options: ReplayOptions | None = None,
+    *,
+    percentiles: Sequence[float] = (50.0, 90.0, 99.0),
+    slo: Slo | None = None,
+) -> Comparison:
+    """Replay ``workload`` under every model of ``specs``, and under what belongs to them.
+
+    A profile brings its best constants along, and its ``@pass`` column if it was fitted on mixed
+    passes too. Raises InputError if fewer than two models come together.
+    """
+    asked = with_companions([parse_timing(text) for text in specs], launch)
+    if len(asked) < 2:
+        raise InputError(
+            f"nothing to compare {asked[0].text!r} with: give --timing at least twice, or a profile"
+            if asked
+            else "nothing to compare: give --timing"
+        )
+    runs = _Runs(workload, launch, options or ReplayOptions())
+    columns = []
+    for spec in asked:
+        outcome, facts, coverage = runs.run(spec)
+        columns.append(
+            Column(
+                spec=spec,
+                summary=summary(outcome, workload, percentiles=percentiles, slo=slo),
+                counts=counts(outcome),
+                outcome=outcome,
+                facts=facts,
+                coverage=coverage,
+            )
+        )
+    return Comparison(columns=tuple(columns), percentiles=tuple(percentiles), slo=slo)
+
+
+def with_companions(specs: Sequence[TimingSpec], launch: LaunchConfig) -> list[TimingSpec]:
+    """``specs``, each once, every profile followed by its ``@pass`` and its best constants."""
+    asked: list[TimingSpec] = []
+    for spec in specs:
+        asked.append(spec)
+        if isinstance(spec, ProfileSpec):
+            calls = ProfileSpec(spec.profile)
+            if not spec.is_table and "mixed" in load_profile(spec.profile).box:
+                asked.append(ProfileSpec(spec.profile, "pass"))
+            asked.append(BestConstants(calls))
+        elif isinstance(spec, EngineTiming) and isinstance(spec.model(launch), CoveredModel):
+            asked.append(BestConstants(spec))
+    return list(dict.fromkeys(asked))
+
+
+class _Runs:
+    """Replays of one workload; a recording serves the model's column and its constants."""
+
+    def __init__(self, workload: Workload, launch: LaunchConfig, options: ReplayOptions) -> None:
+        self._workload = workload
+        self._launch = launch
+        self._options = options
+        self._recorded: dict[AskedTiming, tuple[Outcome, RecordingTiming]] = {}
+
+    def run(self, spec: TimingSpec) -> tuple[Outcome, dict[str, float], dict[str, int] | None]:
+        """(outcome, facts, coverage) of one column."""
+        if isinstance(spec, BestConstants):
+            _, recording = self._record(spec.source)
+            constants, facts = recording.constants(), recording.facts()
+            return self._replay(constants), facts, None
+        outcome, recording = self._record(spec)
+        return outcome, {}, recording.coverage()
+
+    def _record(self, spec: AskedTiming) -> tuple[Outcome, RecordingTiming]:
+        if spec not in self._recorded:
+            model = spec.model(self._launch)
+            self._recorded[spec] = record(model, self._workload, self._launch, self._options)
+        return self._recorded[spec]
+
+    def _replay(self, model: FixedTiming) -> Outcome:
+        return replay(self._workload, self._launch, model, self._options)
+
+
+def render(comparison: Comparison, console: Console) -> None:
+    """Print the table and the sentence."""
+    from passtime.tables import comparison_table
+
+    console.print(comparison_table(comparison))
+    console.print(comparison.verdict(), highlight=False)

@@ -1,0 +1,144 @@
+"""Reports as tables for people: every number with its unit."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from passtime.sched.replay.report import Report, Value, percentile_key
+
+if TYPE_CHECKING:
+    from passtime.comparison import Comparison
+
+DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
+
+# A pipe has no width: rich would fold tables at 80 columns.
+_PIPE_WIDTH = 200
+
+LATENCY_NAMES = {
+    "ttft_ms": "TTFT: first token after arrival",
+    "ttst_ms": "TTST: second token after first",
+    "tpot_ms": "TPOT: mean gap within a request",
+    "itl_ms": "ITL: every gap between tokens",
+    "e2e_latency_ms": "E2E: last token after arrival",
+}
+
+
+def stdout_console() -> Console:
+    """A console for data; tables keep their width in a pipe."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def number(value: Value) -> str:
+    """A figure with four digits that count; a dash where there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, str):
+        return value
+    magnitude = abs(value)
+    if magnitude >= 1000:
+        return f"{value:,.0f}"
+    for limit, digits in ((100, 1), (10, 2), (1, 3)):
+        if magnitude >= limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.4g}"
+
+
+def latency_table(report: Report, percentiles: tuple[float, ...]) -> Table:
+    """Latencies in ms: mean, the percentiles, and the largest."""
+    table = Table(title=None)
+    table.add_column("latency, ms")
+    statistics = {"mean": "mean"}
+    statistics |= {percentile_key(p): f"p{p:g}" for p in percentiles or DEFAULT_PERCENTILES}
+    statistics |= {"max": "max"}
+    for name in statistics.values():
+        table.add_column(name, justify="right")
+    for metric, name in LATENCY_NAMES.items():
+        table.add_row(name, *(number(report.summary[f"{key}_{metric}"]) for key in statistics))
+    return table
+
+
+def run_table(report: Report) -> Table:
+    """Requests, throughput and what the ranks did."""
+    table = Table(show_header=False)
+    table.add_column("what")
+    table.add_column("how much", justify="right")
+    table.add_column("unit")
+    summary, counts = report.summary, report.counts
+    for name in ("arrived", "completed", "rejected", "incomplete"):
+        table.add_row(f"{name} requests", number(counts[f"{name}_requests"]), "requests")
+    seconds = summary["duration_ms"]
+    assert isinstance(seconds, float)
+    table.add_row("duration", number(seconds / 1000.0), "s")
+    for key, name, unit in (
+        ("request_throughput_rps", "request throughput", "requests/s"),
+        ("input_throughput_tok_s", "input throughput", "tokens/s"),
+        ("output_throughput_tok_s", "output throughput", "tokens/s"),
+        ("mean_output_token_throughput_per_user", "output throughput per user", "tokens/s"),
+        ("goodput_completed_requests", "good requests", "requests"),
+        ("goodput_request_throughput_rps", "goodput", "requests/s"),
+        ("goodput_output_throughput_tok_s", "goodput", "tokens/s"),
+        ("gpu_hours", "GPU time", "h"),
+    ):
+        if key in summary:
+            table.add_row(name, number(summary[key]), unit)
+    reused = summary["prefix_cache_reused_ratio"]
+    assert isinstance(reused, float)
+    table.add_row("prompt tokens reused", number(reused * 100.0), "%")
+    table.add_row("passes", number(counts["passes"]), "passes")
+    table.add_row("preemptions", number(counts["preemptions"]), "times")
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One row per metric, one column per model; differences to the first in percent."""
+    header, *rows = comparison_cells(comparison)
+    table = Table()
+    for place, name in enumerate(header):
+        table.add_column(name, justify="left" if place < 2 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def comparison_cells(comparison: Comparison) -> list[list[str]]:
+    """The table as text, header first: metric, unit, then one cell per model."""
+    cells = [["metric", "unit", *(column.label for column in comparison.columns)]]
+    for row in comparison.rows():
+        line = [row.name, row.unit, number(row.values[0])]
+        for index in range(1, len(row.values)):
+            difference = row.difference_percent(index)
+            suffix = "" if difference is None else f" ({difference:+.1f} %)"
+            line.append(number(row.values[index]) + suffix)
+        cells.append(line)
+    return cells + _coverage_cells(comparison) + _constant_cells(comparison)
+
+
+def _coverage_cells(comparison: Comparison) -> list[list[str]]:
+    """Share of the queries inside, held at the edge of, and beyond the measured range."""
+    known = next((c.coverage for c in comparison.columns if c.coverage is not None), {})
+    cells = []
+    for tag in known:
+        line = [f"queries {tag}", "%"]
+        for column in comparison.columns:
+            asked = sum(column.coverage.values()) if column.coverage else 0
+            share = column.coverage[tag] / asked * 100.0 if column.coverage and asked else None
+            line.append(number(share))
+        cells.append(line)
+    return cells
+
+
+def _constant_cells(comparison: Comparison) -> list[list[str]]:
+    """The constants that were found."""
+    if not any(column.facts for column in comparison.columns):
+        return []
+    names = {"prefill_ms": "best prefill constant", "decode_ms": "best decode constant"}
+    return [
+        [name, "ms", *(number(column.facts.get(key)) for column in comparison.columns)]
+        for key, name in names.items()
+    ]
