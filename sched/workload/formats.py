@@ -21,6 +21,11 @@ _TABLES = {layout.name: layout for layout in TABLE_FORMATS}
 _LONGEST_SPAN_MS = 10 * 365.25 * 24 * 3600 * 1000.0
 
 
+# Faster than any service: a hundred requests and more at this pace are seconds read as ms.
+_FASTEST_PER_S = 1000.0
+_SEVERAL = 100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTrace:
     """A workload, the format it was found in, and sentences that its user should see."""
@@ -60,9 +65,10 @@ def load_trace(
         workload, notes = parse_table(
             _text(data, source), layout, source=source, unit_in_ms=UNIT_IN_MS[time_unit or "s"]
         )
-    return LoadedTrace(
-        workload=workload, trace_format=chosen, notes=[*notes, *_clock_notes(workload)]
-    )
+    notes += _clock_notes(workload)
+    if chosen == "mooncake" and time_unit is None:
+        notes += _unit_notes(workload)
+    return LoadedTrace(workload=workload, trace_format=chosen, notes=notes)
 
 
 def _layout(name: str, source: str) -> TableFormat:
@@ -132,3 +138,15 @@ def _clock_notes(workload: Workload) -> list[str]:
             f"{workload.source}: timestamps are not in order; requests arrive in order of time"
         )
     return notes
+
+
+def _unit_notes(workload: Workload) -> list[str]:
+    """Ask about the unit where milliseconds would make an absurd rate (Alibaba's are seconds)."""
+    given = [time for time in workload.timestamp_ms if time is not None]
+    span_s = (max(given) - min(given)) / 1000.0 if given else 0.0
+    if len(given) < _SEVERAL or span_s == 0.0 or len(given) / span_s <= _FASTEST_PER_S:
+        return []
+    return [
+        f"{workload.source}: {len(given)} requests within {span_s:.3g} s: are its times in "
+        "seconds (--trace-time-unit s)?"
+    ]

@@ -230,6 +230,16 @@ def test_the_same_trace_in_seconds_is_the_same_workload(tmp_path: Path) -> None:
     assert in_s == in_ms
 
 
+def test_a_trace_in_seconds_read_as_ms_is_asked_about(tmp_path: Path) -> None:
+    in_s = [row(timestamp=n * 0.2) for n in range(200)]
+    (note,) = load(tmp_path, *in_s).notes
+    assert "200 requests within 0.0398 s" in note
+    assert "--trace-time-unit s" in note
+    assert load(tmp_path, *in_s, time_unit="s").notes == []
+    assert load(tmp_path, *in_s[:20]).notes == []
+    assert load(tmp_path, *(row() for _ in range(200))).notes == []  # a burst
+
+
 # --- T08: written and read again ----------------------------------------------------------------
 
 
