@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -23,6 +25,15 @@ Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Size: TypeAlias = Annotated[int, Meta(gt=0)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Log: TypeAlias = Annotated[float, Meta(ge=-3, le=3)]
+AxisName: TypeAlias = Literal["new_tokens", "pairs", "decode_requests", "kv_tokens"]
+
+REGIME_AXES: dict[Regime, tuple[AxisName, ...]] = {
+    "prefill": ("new_tokens", "pairs"),
+    "decode": ("decode_requests", "kv_tokens"),
+    "mixed": ("new_tokens", "pairs", "decode_requests", "kv_tokens"),
+}
 
 
 class Parallelism(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -46,17 +57,28 @@ class Provenance(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class EngineFacts(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What of the timed engine decides times: CUDA-graph sizes (decode batches are padded up to
-    them), launch overhead in ms, and whether attention computes the causal half or the rectangle.
+    """What of the timed engine decides times.
+
+    ``timed_part``          a whole pass, or its attention alone (operator tables).
+    ``attention``           whether attention computes the causal half or the whole rectangle.
+    ``graph_sizes``         CUDA-graph sizes: a decode batch is padded up to the next of them.
+    ``tile_tokens``         tokens per tile of the linear kernels, where they pad visibly.
+    ``launch_overhead_ms``  host time of an empty pass, where it was measured apart.
     """
 
+    timed_part: Literal["pass", "attention"] = "pass"
     attention: Literal["causal", "rectangle"] = "causal"
     graph_sizes: tuple[Size, ...] = ()
+    tile_tokens: Size | None = None
     launch_overhead_ms: NonNegative | None = None
 
 
 class MeasuredPoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One measured pass: sums over its requests in tokens, the median time, and its spread."""
+    """One measured pass: sums over its requests in tokens, the median time, and its spread.
+
+    ``prefill_pairs`` is Σ new·prefix + new·(new+1)/2, whatever the kernels computed.
+    ``spread_percent`` is the samples' robust relative deviation (1.48 MAD over the median).
+    """
 
     regime: Regime
     prefill_requests: Count = 0
@@ -68,23 +90,91 @@ class MeasuredPoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     decode_kv_max: Count = 0
     latency_ms: Positive
     spread_percent: NonNegative | None = None
+    samples: Size = 1
     held_out: bool = False
 
 
 class Coefficients(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The law's coefficients; what each means is said in :mod:`passtime.profiles.law`."""
+    """The law's coefficients, each with its physical meaning (:mod:`passtime.profiles.law`).
 
-    launch_ms: NonNegative
+    ``launch_ms``                 of any pass: host and launches
+    ``linear_flops_per_s``        rate of the linear layers
+    ``weight_bytes_per_s``        rate at which weights stream
+    ``linear_overlap``            visible share of the shorter of the two: 0 hidden, 1 added
+    ``token_ms``                  norms, rotary embedding, activations, per token
+    ``tile_share``                share of the linear work that is padded to whole tiles
+    ``attention_flops_per_s``     rate of prefill attention
+    ``prefill_kv_bytes_per_s``    rate at which prefill attention reads keys and values
+    ``attention_overlap``         as linear_overlap, of prefill attention
+    ``decode_kv_bytes_per_s``     rate at which decode attention reads keys and values
+    ``decode_ramp_ms``            latency that decode attention cannot hide, reached as KV grows
+    ``decode_ramp_tokens``        KV tokens at which half of the ramp is reached
+    ``prefill_request_ms``        per prompt of the pass
+    ``decode_request_ms``         per decoding request
+    ``row_ms_per_token``          the longest row of a pass with prompts, walked by one thread block
+    ``row_overlap``               as linear_overlap, of that row and all other attention
+    ``mixed_ms``                  of any pass with prompts and decodes, and in such a pass:
+    ``mixed_request_ms``          per decoding request
+    ``mixed_kv_ms``               per KV token
+    ``mixed_request_kv_ms``       per decoding request and KV token
+    """
+
+    launch_ms: Positive
+    linear_flops_per_s: Positive
+    weight_bytes_per_s: Positive
+    linear_overlap: Share
     token_ms: NonNegative
-    pair_ms: NonNegative
+    tile_share: Share
+    attention_flops_per_s: Positive
+    prefill_kv_bytes_per_s: Positive
+    attention_overlap: Share
+    decode_kv_bytes_per_s: Positive
+    decode_ramp_ms: NonNegative
+    decode_ramp_tokens: Positive
     prefill_request_ms: NonNegative
     decode_request_ms: NonNegative
-    decode_kv_ms: NonNegative
+    row_ms_per_token: NonNegative
+    row_overlap: Share
     mixed_ms: NonNegative
+    mixed_request_ms: NonNegative
+    mixed_kv_ms: NonNegative
+    mixed_request_kv_ms: NonNegative
 
 
-class Box(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The measured range of one axis."""
+class Axis(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One axis of a residual table: ascending nodes; ends are the edges of the measured box."""
+
+    name: AxisName
+    nodes: tuple[NonNegative, ...]
+
+    def __post_init__(self) -> None:
+        """Nodes ascend strictly."""
+        if not self.nodes or any(a >= b for a, b in itertools.pairwise(self.nodes)):
+            raise DocumentError(f"axis {self.name}: expected nodes that ascend strictly")
+
+
+class Residual(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The smooth residual of one regime: ln(measured / law) on a tensor grid, last axis fastest.
+
+    ``log_spread`` is the predictive standard deviation there, in the same units. Between nodes the
+    factor is interpolated linearly; outside the grid it is held at the edge.
+    """
+
+    axes: tuple[Axis, ...]
+    log_factor: tuple[Log, ...]
+    log_spread: tuple[NonNegative, ...]
+
+    def __post_init__(self) -> None:
+        """One value per node of the grid."""
+        nodes = math.prod(len(axis.nodes) for axis in self.axes)
+        for name in ("log_factor", "log_spread"):
+            if len(getattr(self, name)) != nodes:
+                found = len(getattr(self, name))
+                raise DocumentError(f"{name}: expected {nodes} values, found {found}")
+
+
+class Range(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The measured range of one axis, in its tokens or requests."""
 
     low: NonNegative
     high: NonNegative
@@ -93,7 +183,7 @@ class Box(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Accuracy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Errors of predictions against measurements, relative, in percent."""
 
-    points: Count
+    points: Size
     mape_percent: NonNegative
     p90_percent: NonNegative
     max_percent: NonNegative
@@ -101,14 +191,33 @@ class Accuracy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Errors(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """In-sample, pooled held-out (5 folds), and per axis beyond the trained range."""
+    """How wrong the profile is.
+
+    ``held_out`` pools five folds, each predicted by a fit that never saw it; ``planned`` are the
+    points that the plan withheld; ``extrapolation`` names an axis and scores points beyond the
+    half of its range that a fit was given. None: too few points to say.
+    """
 
     in_sample: Accuracy
     held_out: Accuracy | None = None
     planned: Accuracy | None = None
+    by_regime: dict[Regime, Accuracy] = {}
+    worst_regime: Regime | None = None
     extrapolation: dict[str, Accuracy] = {}
     noise_floor_percent: NonNegative | None = None
-    worst_regime: Regime | None = None
+
+
+class Intervals(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Conformal intervals: a prediction times exp(± width · spread).
+
+    ``width`` is the quantile of |ln(measured / predicted)| / spread over held-out points, per
+    regime; beyond the box the width is multiplied by ``beyond``, from the extrapolation errors.
+    """
+
+    level_percent: Annotated[float, Meta(gt=0, lt=100)]
+    width: dict[Regime, Positive]
+    floor: NonNegative
+    beyond: Annotated[float, Meta(ge=1)]
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,9 +233,25 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     engine: EngineFacts
     model_class: ModelClass
     coefficients: Coefficients
-    box: dict[Regime, dict[str, Box]]
+    box: dict[Regime, dict[AxisName, Range]]
+    residual: dict[Regime, Residual] = {}
     errors: Errors
+    intervals: Intervals | None = None
     points: tuple[MeasuredPoint, ...]
+
+    def __post_init__(self) -> None:
+        """The parts must agree with one another."""
+        if self.device_kind != self.device.kind:
+            raise DocumentError(f"device_kind: expected {self.device.kind!r} as in $.device.kind")
+        if self.parallelism.tensor_parallel != self.model.tensor_parallel:
+            raise DocumentError(
+                f"parallelism.tensor_parallel: expected {self.model.tensor_parallel} as in "
+                f"$.model.tensor_parallel, found {self.parallelism.tensor_parallel}"
+            )
+        for regime, residual in self.residual.items():
+            wanted, found = REGIME_AXES[regime], tuple(axis.name for axis in residual.axes)
+            if found != wanted:
+                raise DocumentError(f"residual.{regime}: expected axes {wanted}, found {found}")
 
 
 def load_profile(name_or_path: str | Path) -> Profile:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from passtime.errors import ConfigError
 from passtime.profiles.document import Profile, load_profile
-from passtime.profiles.law import decode_ms, prefill_ms
+from passtime.profiles.predict import (
+    Coverage,
+    Interval,
+    Predictor,
+    StrArray,
+    decode_shape,
+    prefill_shape,
+)
 from passtime.profiles.reading import convert_document
 from passtime.sched.timing import FloatArray, IntArray, PassShape
 
 Composition: TypeAlias = Literal["calls", "pass"]
-Coverage: TypeAlias = Literal["inside", "held", "extrapolated"]
-StrArray = npt.NDArray[np.str_]
 
 
 class ProviderConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,18 +43,14 @@ class ProfileTiming:
         """``composition`` says which door ranks use (see ``asks_whole_pass``)."""
         self.profile = profile
         self.composition: str = composition
-        self._law = profile.coefficients
+        self.predictor = Predictor.of(profile)
 
     def predict_prefill_ms(self, batch_size: int, mean_isl: int, mean_prefix: int) -> float:
         """Time of ``batch_size`` equal prompts of ``mean_isl`` tokens, ``mean_prefix`` present."""
-        new = mean_isl - mean_prefix
-        if batch_size <= 0 or new <= 0:
-            return 0.0
-        pairs = float(new) * mean_prefix + new * (new + 1) / 2
-        law = self._law
-        return law.launch_ms + prefill_ms(
-            law, float(batch_size), batch_size * float(new), batch_size * pairs
-        )
+        new, prefix = float(mean_isl - mean_prefix), float(mean_prefix)
+        batch = float(batch_size)
+        pairs = new * prefix + new * (new + 1.0) / 2.0
+        return self.predictor.prefill_ms(batch, batch * new, batch * prefix, batch * pairs)
 
     def predict_decode_ms(
         self,
@@ -59,82 +59,40 @@ class ProfileTiming:
         mean_context_length: int,
         total_kv_tokens: int,
     ) -> float:
-        """Time of one decode step over ``active_kv_tokens`` cached tokens."""
-        if batch_size <= 0:
-            return 0.0
-        return self._law.launch_ms + decode_ms(
-            self._law, float(batch_size), float(active_kv_tokens)
-        )
+        """Time of one decode step over ``active_kv_tokens`` cached tokens.
+
+        The mean context is their quotient, so neither it nor the pool's capacity is looked at.
+        """
+        return self.predictor.decode_ms(float(batch_size), float(active_kv_tokens))
 
     def predict_decode_many(
         self, batch_size: int, active_kv_tokens: IntArray, total_kv_tokens: int
     ) -> FloatArray:
         """:meth:`predict_decode_ms` for many steps of one batch, bit for bit."""
-        kv_tokens = active_kv_tokens.astype(float)
-        if batch_size <= 0:
-            return kv_tokens * 0.0
-        law = self._law
-        steps = kv_tokens * law.decode_kv_ms
-        base = float(batch_size) * (law.token_ms + law.decode_request_ms)
-        return law.launch_ms + (base + steps)
+        kv_tokens = np.asarray(active_kv_tokens, dtype=np.float64)
+        return self.predictor.decode_many_ms(float(batch_size), kv_tokens)
 
     def predict_pass_ms(self, shape: PassShape) -> float:
         """Time of a whole pass, prefill and decode together; 0 for an empty one."""
-        law, total = self._law, 0.0
-        if shape.prefill_new_tokens:
-            total += prefill_ms(
-                law,
-                float(shape.prefill_requests),
-                float(shape.prefill_new_tokens),
-                float(shape.prefill_pairs),
-            )
-        if shape.decode_requests:
-            total += decode_ms(law, float(shape.decode_requests), float(shape.decode_kv_tokens))
-        if shape.prefill_new_tokens and shape.decode_requests:
-            total += law.mixed_ms
-        return law.launch_ms + total if total else 0.0
+        return self.predictor.pass_ms(shape)
+
+    def predict_interval(self, shape: PassShape) -> Interval | None:
+        """The prediction of a whole pass with its bounds; None if the profile carries none."""
+        return self.predictor.interval(shape)
 
     def coverage_prefill(self, batch_size: int, mean_isl: int, mean_prefix: int) -> Coverage:
         """Whether the prefill query lies in the measured box."""
-        new = mean_isl - mean_prefix
-        pairs = batch_size * (new * mean_prefix + new * (new + 1) // 2)
-        return self._coverage(
-            "prefill", {"prefill_new_tokens": batch_size * new, "prefill_pairs": pairs}
-        )
+        return self.predictor.coverage(prefill_shape(batch_size, mean_isl, mean_prefix))
 
     def coverage_decode(self, batch_size: int, active_kv_tokens: int) -> Coverage:
         """Whether the decode query lies in the measured box."""
-        return self._coverage(
-            "decode", {"decode_requests": batch_size, "decode_kv_tokens": active_kv_tokens}
-        )
+        return self.predictor.coverage(decode_shape(batch_size, active_kv_tokens))
 
     def coverage_decode_many(self, batch_size: int, active_kv_tokens: IntArray) -> StrArray:
         """:meth:`coverage_decode` for many steps of one batch."""
-        tags = [self.coverage_decode(batch_size, int(kv)) for kv in active_kv_tokens]
-        return np.array(tags, dtype=np.str_)
+        kv_tokens = np.asarray(active_kv_tokens, dtype=np.float64)
+        return self.predictor.coverage_decode_many(batch_size, kv_tokens)
 
     def coverage_pass(self, shape: PassShape) -> Coverage:
         """Whether the whole pass lies in the measured box."""
-        parts: dict[str, int] = {}
-        if shape.prefill_new_tokens:
-            parts |= {
-                "prefill_new_tokens": shape.prefill_new_tokens,
-                "prefill_pairs": shape.prefill_pairs,
-            }
-        if shape.decode_requests:
-            parts |= {
-                "decode_requests": shape.decode_requests,
-                "decode_kv_tokens": shape.decode_kv_tokens,
-            }
-        regime = "mixed" if len(parts) > 2 else "decode" if shape.decode_requests else "prefill"
-        return self._coverage(regime, parts)
-
-    def _coverage(self, regime: str, sizes: dict[str, int]) -> Coverage:
-        box = self.profile.box.get(regime)  # type: ignore[call-overload]
-        if box is None:
-            return "extrapolated"
-        worst = 1.0
-        for axis, size in sizes.items():
-            edge = box[axis]
-            worst = max(worst, size / max(edge.high, 1.0), max(edge.low, 1.0) / max(size, 1))
-        return "inside" if worst == 1.0 else "held" if worst <= 4.0 else "extrapolated"
+        return self.predictor.coverage(shape)

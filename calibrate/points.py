@@ -1,0 +1,130 @@
+"""Measured points: from a log's samples to sums over a pass, and on to columns for the fit."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from passtime.calibrate.log import Batch, Log
+from passtime.profiles.document import REGIME_AXES, AxisName, MeasuredPoint, Range, Regime
+from passtime.profiles.predict import PassColumns
+from passtime.sched.timing import FloatArray
+
+_GAUSSIAN_MAD = 1.4826
+_MEDIAN_EFFICIENCY = 1.2533  # a median's standard error over a mean's
+
+
+def measured_points(log: Log) -> list[MeasuredPoint]:
+    """One point per plan entry with samples, in the plan's order: the median over all visits."""
+    samples = log.samples_ms()
+    return [
+        measured_point(point.batch, samples[point.id], held_out=point.held_out)
+        for point in log.header.plan
+        if samples.get(point.id)
+    ]
+
+
+def measured_point(
+    batch: Batch, samples_ms: Sequence[float], *, held_out: bool = False
+) -> MeasuredPoint:
+    """The point of one batch from its samples in ms (at least one)."""
+    median = statistics.median(samples_ms)
+    mad = statistics.median(abs(sample - median) for sample in samples_ms)
+    spread = 100.0 * _GAUSSIAN_MAD * mad / median if len(samples_ms) > 1 and median > 0 else None
+    return MeasuredPoint(
+        regime=regime_of_batch(batch),
+        prefill_requests=len(batch.prefill),
+        prefill_new_tokens=sum(new for new, _ in batch.prefill),
+        prefill_prefix_tokens=sum(prefix for _, prefix in batch.prefill),
+        prefill_pairs=sum(new * prefix + new * (new + 1) // 2 for new, prefix in batch.prefill),
+        decode_requests=len(batch.decode),
+        decode_kv_tokens=sum(batch.decode),
+        decode_kv_max=max(batch.decode, default=0),
+        latency_ms=median,
+        spread_percent=spread,
+        samples=len(samples_ms),
+        held_out=held_out,
+    )
+
+
+def regime_of_batch(batch: Batch) -> Regime:
+    """Prompts, decodes, or both."""
+    if batch.prefill and batch.decode:
+        return "mixed"
+    return "prefill" if batch.prefill else "decode"
+
+
+def columns(points: Sequence[MeasuredPoint], graph_sizes: Sequence[int] = ()) -> PassColumns:
+    """The points as columns; batches of pure decodes are padded as the engine pads them."""
+    graphs = sorted(graph_sizes)
+    rows = [
+        (
+            point.prefill_requests,
+            point.prefill_new_tokens,
+            point.prefill_prefix_tokens,
+            point.prefill_pairs,
+            _padded(point, graphs),
+            point.decode_kv_tokens,
+            point.decode_kv_max,
+        )
+        for point in points
+    ]
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), 7)
+    return PassColumns(*(np.ascontiguousarray(column) for column in table.T))
+
+
+def latencies(points: Sequence[MeasuredPoint]) -> FloatArray:
+    """Measured times in ms."""
+    return np.array([point.latency_ms for point in points])
+
+
+def sigmas(points: Sequence[MeasuredPoint]) -> FloatArray:
+    """Relative standard error of each point's median; 0 where one sample was all there is."""
+    return np.array(
+        [
+            _MEDIAN_EFFICIENCY * (point.spread_percent or 0.0) / 100.0 / point.samples**0.5
+            for point in points
+        ]
+    )
+
+
+def noise_floor_percent(points: Sequence[MeasuredPoint]) -> float | None:
+    """Median relative deviation of repeats; None if nothing was repeated."""
+    spreads = [point.spread_percent for point in points if point.spread_percent is not None]
+    return statistics.median(spreads) if spreads else None
+
+
+def measured_box(
+    points: Sequence[MeasuredPoint], graph_sizes: Sequence[int] = ()
+) -> dict[Regime, dict[AxisName, Range]]:
+    """The measured range of every axis, per regime that has points."""
+    box: dict[Regime, dict[AxisName, Range]] = {}
+    for regime, axes in REGIME_AXES.items():
+        passes = columns([point for point in points if point.regime == regime], graph_sizes)
+        if len(passes.prefill_pairs):
+            box[regime] = {
+                axis: Range(low=float(values.min()), high=float(values.max()))
+                for axis, values in axis_columns(passes).items()
+                if axis in axes
+            }
+    return box
+
+
+def axis_columns(passes: PassColumns) -> dict[AxisName, FloatArray]:
+    """The four axes of a profile's box."""
+    return {
+        "new_tokens": passes.prefill_new_tokens,
+        "pairs": passes.prefill_pairs,
+        "decode_requests": passes.decode_requests,
+        "kv_tokens": passes.decode_kv_tokens,
+    }
+
+
+def _padded(point: MeasuredPoint, graphs: Sequence[int]) -> int:
+    batch = point.decode_requests
+    if point.regime != "decode" or not graphs or batch > graphs[-1]:
+        return batch
+    return graphs[bisect_left(graphs, batch)]

@@ -1,0 +1,326 @@
+"""The residual: a Gaussian process on ln(measured / law), tabulated and made monotone.
+
+Two product kernels over log2(1 + size): a smooth one (Matérn 3/2) for what the law's terms miss, a
+rough one (exponential) for kernel choices that switch. Its mean goes to zero away from the data, so
+far from any measurement the law speaks alone. Product kernels separate by axis: a whole tensor grid
+costs two small matrix products.
+
+The tabulated factor is then moved, as little as possible, to where law · factor rises with every
+size: the law's own slope bounds how fast the factor may fall.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from passtime.profiles.document import REGIME_AXES, Axis, AxisName, Range, Regime, Residual
+from passtime.profiles.law import ARRAYS, Law
+from passtime.profiles.predict import PassColumns
+from passtime.sched.timing import FloatArray
+
+_OCTAVES = 3.0  # one unit of kernel distance
+_ROOT3 = math.sqrt(3.0)
+_TUNED_POINTS = 300  # more than these do not change the hyperparameters
+_MAX_NODES = {2: 26, 4: 12}
+_NODE_RATIO = {2: math.sqrt(2.0), 4: 2.0}
+_SLOPE_MARGIN = 0.9
+_NOISE = (math.log(0.01), 0.7)
+_AMPLITUDE = (math.log(0.05), math.log(0.03), 1.0)
+_LENGTH = (math.log(2.0), math.log(0.7), 0.8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """A conditioned process: where it was measured and what it learned there."""
+
+    places: FloatArray
+    axes: npt.NDArray[np.intp]  # the coordinates that vary
+    theta: FloatArray
+    weights: FloatArray
+    inverse: FloatArray
+    values: FloatArray
+
+    def mean(self, passes: PassColumns) -> FloatArray:
+        """ln(factor) of each pass."""
+        kernel = _kernel(coordinates(passes)[:, self.axes], self.places, self.theta)
+        mean: FloatArray = kernel @ self.weights
+        return mean
+
+    def spread(self, passes: PassColumns) -> FloatArray:
+        """Predictive standard deviation of ln(time), measurement noise included."""
+        return self._spread(_kernel(coordinates(passes)[:, self.axes], self.places, self.theta))
+
+    def left_out(self) -> tuple[FloatArray, FloatArray]:
+        """Error and spread at every point had it been left out, hyperparameters kept."""
+        diagonal = np.diag(self.inverse)
+        return self.weights / diagonal, 1.0 / np.sqrt(diagonal)
+
+    def _spread(self, kernel: FloatArray) -> FloatArray:
+        rough, smooth = _amplitudes(self.theta)
+        prior = rough + smooth + math.exp(2.0 * self.theta[0])
+        explained = np.einsum("ij,ij->i", kernel @ self.inverse, kernel)
+        spread: FloatArray = np.sqrt(np.maximum(prior - explained, 1e-10))
+        return spread
+
+
+def coordinates(passes: PassColumns) -> FloatArray:
+    """Where passes lie for the kernels: new tokens, pairs, decodes, KV; log2 of 1 + each."""
+    sizes = np.stack(
+        [
+            passes.prefill_new_tokens,
+            passes.prefill_pairs,
+            passes.decode_requests,
+            passes.decode_kv_tokens,
+        ],
+        axis=1,
+    )
+    places: FloatArray = np.log2(1.0 + sizes) / _OCTAVES
+    return places
+
+
+def fit_surface(
+    passes: PassColumns,
+    log_ratio: FloatArray,
+    sigma: FloatArray,
+    *,
+    theta: FloatArray | None = None,
+) -> Surface:
+    """Condition the process on ``log_ratio``; hyperparameters are tuned unless ``theta`` is given.
+
+    ``sigma`` is each point's own relative noise, beside the noise that is tuned.
+    """
+    places = coordinates(passes)
+    axes = np.flatnonzero(np.ptp(places, axis=0) > 0)
+    places = places[:, axes]
+    if theta is None or len(theta) != 3 + 2 * len(axes):
+        chosen = np.arange(len(places))
+        if len(places) > _TUNED_POINTS:
+            chosen = np.random.default_rng(0).permutation(len(places))[:_TUNED_POINTS]
+        theta = _tuned(places[chosen], log_ratio[chosen], sigma[chosen])
+    kernel = _kernel(places, places, theta)
+    kernel[np.diag_indices(len(places))] += math.exp(2.0 * theta[0]) + sigma**2
+    inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
+    return Surface(
+        places=places,
+        axes=axes,
+        theta=theta,
+        weights=inverse @ log_ratio,
+        inverse=inverse,
+        values=log_ratio,
+    )
+
+
+def _amplitudes(theta: FloatArray) -> tuple[float, float]:
+    half = (len(theta) - 1) // 2
+    return math.exp(2.0 * theta[1]), math.exp(2.0 * theta[1 + half])
+
+
+def _profiles(distance: FloatArray, length: float, smooth: bool) -> tuple[FloatArray, FloatArray]:
+    """One axis' correlation, and its logarithmic derivative by ln(length)."""
+    scaled = distance * math.exp(-length)
+    if not smooth:
+        return np.exp(-scaled), scaled
+    scaled = scaled * _ROOT3
+    return (1.0 + scaled) * np.exp(-scaled), scaled * scaled / (1.0 + scaled)
+
+
+def _halves(theta: FloatArray) -> list[tuple[bool, float, FloatArray]]:
+    """(smooth?, ln amplitude, ln lengths) of the two kernels."""
+    half = (len(theta) - 1) // 2
+    smooth, rough = theta[1 : 1 + half], theta[1 + half :]
+    return [(True, float(smooth[0]), smooth[1:]), (False, float(rough[0]), rough[1:])]
+
+
+def _kernel(left: FloatArray, right: FloatArray, theta: FloatArray) -> FloatArray:
+    total = np.zeros((len(left), len(right)))
+    for smooth, amplitude, lengths in _halves(theta):
+        part = np.full(total.shape, math.exp(2.0 * amplitude))
+        for axis, length in enumerate(lengths):
+            distance = np.abs(left[:, axis, None] - right[None, :, axis])
+            part *= _profiles(distance, float(length), smooth)[0]
+        total += part
+    return total
+
+
+def _tuned(places: FloatArray, values: FloatArray, sigma: FloatArray) -> FloatArray:
+    """Hyperparameters of largest posterior: [ln noise, (ln amplitude, ln lengths…) twice]."""
+    from scipy.optimize import minimize
+
+    count, axes = places.shape
+    distances = [np.abs(places[:, axis, None] - places[None, :, axis]) for axis in range(axes)]
+    mean, width = [_NOISE[0]], [_NOISE[1]]
+    for amplitude, length in zip(_AMPLITUDE[:2], _LENGTH[:2], strict=True):
+        mean += [amplitude] + [length] * axes
+        width += [_AMPLITUDE[2]] + [_LENGTH[2]] * axes
+    centre, spread = np.array(mean), np.array(width)
+    diagonal = np.diag_indices(count)
+
+    def objective(theta: FloatArray) -> tuple[float, FloatArray]:
+        kernel, slopes = np.zeros((count, count)), []
+        for smooth, amplitude, lengths in _halves(theta):
+            part = np.full(kernel.shape, math.exp(2.0 * amplitude))
+            changes = []
+            for distance, length in zip(distances, lengths, strict=True):
+                correlation, change = _profiles(distance, float(length), smooth)
+                part *= correlation
+                changes.append(change)
+            kernel += part
+            slopes += [2.0 * part] + [part * change for change in changes]
+        noise = math.exp(2.0 * theta[0])
+        kernel[diagonal] += noise + sigma**2
+        try:
+            lower = np.linalg.cholesky(kernel)
+        except np.linalg.LinAlgError:
+            return 1e10, np.zeros_like(theta)
+        inverse = np.linalg.inv(kernel)
+        weights = inverse @ values
+        outer = 0.5 * (inverse - np.outer(weights, weights))
+        gradient = [np.trace(outer) * 2.0 * noise] + [np.vdot(outer, slope) for slope in slopes]
+        offset = (theta - centre) / spread
+        value = 0.5 * values @ weights + np.log(np.diag(lower)).sum() + 0.5 * offset @ offset
+        return float(value), np.array(gradient) + offset / spread
+
+    found = minimize(objective, centre, jac=True, method="L-BFGS-B", options={"maxiter": 40})
+    tuned: FloatArray = found.x
+    return tuned
+
+
+# --- The table ----------------------------------------------------------------------------------
+
+
+def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], law: Law) -> Residual:
+    """The residual of one regime on a grid over its box, monotone together with ``law``."""
+    names = REGIME_AXES[regime]
+    nodes = [_nodes(box[name], len(names)) for name in names]
+    passes = _grid_passes(regime, nodes)
+    shape = tuple(len(axis) for axis in nodes)
+    mean = surface.mean(passes).reshape(shape)
+    slack = [_slack(law, regime, nodes, axis) for axis in range(len(nodes))]
+    factor = monotone(np.clip(mean, -2.5, 2.5), slack)
+    spread = surface.spread(passes)
+    return Residual(
+        axes=tuple(
+            Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
+        ),
+        log_factor=tuple(round(value, 5) for value in factor.ravel().tolist()),
+        log_spread=tuple(round(value, 4) for value in spread.tolist()),
+    )
+
+
+def monotone(values: FloatArray, slack: Sequence[FloatArray]) -> FloatArray:
+    """The mean of the tightest majorant and minorant that fall by at most ``slack`` per step.
+
+    ``slack[i]`` bounds the fall along axis i between neighbouring nodes. Both envelopes keep the
+    bounds, hence so does their mean; where ``values`` keep them already, nothing changes.
+    """
+    upper = _majorant(values, slack, step=1)
+    lower = -_majorant(-values, slack, step=-1)
+    return 0.5 * (upper + lower)
+
+
+def _majorant(values: FloatArray, slack: Sequence[FloatArray], *, step: int) -> FloatArray:
+    """The smallest majorant that keeps the bounds, walking up (``step`` 1) or down (-1)."""
+    current = values.copy()
+    for _ in range(64):
+        before = current.copy()
+        for axis, bound in enumerate(slack):
+            lines = np.moveaxis(current, axis, 0)[::step]
+            for index, fall in enumerate(np.moveaxis(bound, axis, 0)[::step]):
+                lines[index + 1] = np.maximum(lines[index + 1], lines[index] - fall)
+        if np.array_equal(before, current):
+            break
+    return current
+
+
+def _nodes(edge: Range, axes: int) -> list[float]:
+    """Nodes in geometric steps from edge to edge, whole tokens."""
+    low, high = max(edge.low, 1.0), max(edge.high, 1.0)
+    if high <= low:
+        return [low]
+    steps = math.ceil(math.log(high / low) / math.log(_NODE_RATIO[axes]))
+    steps = min(max(steps, 1), _MAX_NODES[axes] - 1)
+    inner = {round(low * (high / low) ** (step / steps)) for step in range(1, steps)}
+    return sorted({low, high} | {float(node) for node in inner if low < node < high})
+
+
+def _grid_passes(
+    regime: Regime, nodes: Sequence[Sequence[float]], *, crowd: float = 1.0
+) -> PassColumns:
+    """One pass per node; what the axes leave open as one prompt and equal decodes would have it.
+
+    ``crowd`` > 1 asks for passes of that many times the prefix and the longest decode.
+    """
+    grids = [grid.ravel() for grid in np.meshgrid(*nodes, indexing="ij")]
+    zero = np.zeros(len(grids[0]))
+    sizes = dict(zip(REGIME_AXES[regime], grids, strict=True))
+    new, pairs = sizes.get("new_tokens", zero), sizes.get("pairs", zero)
+    decodes, kv_tokens = sizes.get("decode_requests", zero), sizes.get("kv_tokens", zero)
+    prompts = (new > 0).astype(float)
+    prefix = np.maximum(0.0, pairs / np.maximum(new, 1.0) - (new + 1.0) / 2.0) * crowd
+    longest = kv_tokens / np.maximum(decodes, 1.0) * crowd
+    return PassColumns(prompts * crowd, new, prefix, pairs, decodes, kv_tokens, longest)
+
+
+_FIELD = {"new_tokens": 1, "pairs": 3, "decode_requests": 4, "kv_tokens": 5}
+
+
+def _slack(law: Law, regime: Regime, nodes: Sequence[Sequence[float]], axis: int) -> FloatArray:
+    """How far ln(factor) may fall from node to node along ``axis``, given the law's own rise."""
+    shape = tuple(len(line) for line in nodes)
+    if shape[axis] == 1:
+        return np.zeros((*shape[:axis], 0, *shape[axis + 1 :]))
+    slope = np.minimum(
+        _relative_slope(law, regime, nodes, axis, 1.0),
+        _relative_slope(law, regime, nodes, axis, 4.0),
+    ).reshape(shape)
+    for other in range(len(shape)):
+        if other != axis and shape[other] > 1:
+            slope = _smallest_neighbour(slope, other)
+    lines = np.moveaxis(slope, axis, 0)
+    smallest = np.moveaxis(np.minimum(lines[1:], lines[:-1]), 0, axis)
+    width = np.diff(np.array(nodes[axis])).reshape(
+        [-1 if a == axis else 1 for a in range(len(shape))]
+    )
+    share = _SLOPE_MARGIN * (1.0 - law.tile_share if law.tile else 1.0)
+    slack: FloatArray = np.log1p(share * width * np.maximum(smallest, 0.0))
+    return slack
+
+
+def _relative_slope(
+    law: Law, regime: Regime, nodes: Sequence[Sequence[float]], axis: int, crowd: float
+) -> FloatArray:
+    """∂law/∂size over law at every node, per token or request of ``axis``."""
+    passes = _grid_passes(regime, nodes, crowd=crowd)
+    place = _FIELD[REGIME_AXES[regime][axis]]
+    size, step = passes[place], 1e-4
+    smooth = copy(law)
+    smooth.tile = None
+    times = [
+        _regime_times(smooth, regime, passes._replace(**{passes._fields[place]: size * factor}))
+        for factor in (1.0 - step, 1.0, 1.0 + step)
+    ]
+    slope: FloatArray = (times[2] - times[0]) / (2.0 * step * size * times[1])
+    return slope
+
+
+def _regime_times(law: Law, regime: Regime, passes: PassColumns) -> FloatArray:
+    if regime == "prefill":
+        return law.prefill_ms(*passes[:4], ARRAYS)
+    if regime == "decode":
+        return law.decode_ms(passes[4], passes[5], ARRAYS)
+    return law.mixed_ms(*passes, ARRAYS)
+
+
+def _smallest_neighbour(values: FloatArray, axis: int) -> FloatArray:
+    """Every node's minimum with its two neighbours along ``axis``."""
+    lines = np.moveaxis(values, axis, 0)
+    result = lines.copy()
+    result[1:] = np.minimum(result[1:], lines[:-1])
+    result[:-1] = np.minimum(result[:-1], lines[1:])
+    return np.moveaxis(result, 0, axis)
