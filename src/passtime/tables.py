@@ -70,8 +70,10 @@ def run_table(report: Report) -> Table:
     table.add_column("how much", justify="right")
     table.add_column("unit")
     summary, counts = report.summary, report.counts
-    for name in ("arrived", "completed", "rejected", "incomplete"):
-        table.add_row(f"{name} requests", number(counts[f"{name}_requests"]), "requests")
+    for name in ("arrived", "completed", "rejected", "incomplete", "failed", "canceled"):
+        ended = counts[f"{name}_requests"]
+        if ended or name not in ("failed", "canceled"):
+            table.add_row(f"{name} requests", number(ended), "requests")
     seconds = summary["duration_ms"]
     assert isinstance(seconds, float)
     table.add_row("duration", number(seconds / 1000.0), "s")
