@@ -34,7 +34,7 @@ ENGINE = {
 ARGUMENTS = (
     "--workload", "constant", "--input-len", 100, "--output-len", 20, "--num-prompts", 12,
     "--request-rate", 10, "--seed", 1, "--shared-prefix-ratio", 0.5, "--goodput", "ttft:100",
-    "--percentiles", "50,99.9",
+    "--percentiles", "50,99.9", "--constant-intervals",
 )  # fmt: skip
 
 
