@@ -1,0 +1,67 @@
+"""Where kernels run in tests: in Triton's interpreter on the CPU, or on a GPU, never both at once.
+
+``triton.jit`` decides at import, by TRITON_INTERPRET, what a kernel becomes. A plain pytest run
+compiles kernels (and runs them where there is a GPU); ``test_interpreter.py`` starts a second
+pytest with the interpreter over ``numerics/``, so the same checks hold in both places.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="kernels need torch")
+pytest.importorskip("triton", reason="kernels need triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "device" in metafunc.fixturenames:
+        device = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)
+        metafunc.parametrize("device", [device], scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=INTERPRETED)
+def mended_interpreter() -> Iterator[None]:
+    """Mend two faults of the interpreter, here, so that the kernels need no special case.
+
+    It keeps bf16 as bit patterns and multiplies those (the products are exact in float32); and
+    rounding up to e4m3 loses the carry into the exponent (124 becomes 64).
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    create_dot, convert_float = (
+        interpreter.InterpreterBuilder.create_dot,
+        interpreter._convert_float,
+    )
+
+    def widened(handle: interpreter.TensorHandle) -> interpreter.TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        wide = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    def mended_dot(self, a, b, *rest):
+        return create_dot(self, widened(a), widened(b), *rest)
+
+    def mended_convert(data, source, target, rounding):
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return convert_float(data, source, target, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", mended_dot)
+        patch.setattr(interpreter, "_convert_float", mended_convert)
+        yield
