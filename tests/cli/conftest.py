@@ -1,13 +1,28 @@
-"""Runs a command in this process."""
+"""Runs a command in this process; a profile for the commands that take one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from passtime import cli
+from passtime.profiles.device import DeviceFacts
+from passtime.profiles.document import (
+    Accuracy,
+    AxisName,
+    Coefficients,
+    EngineFacts,
+    Errors,
+    Parallelism,
+    Profile,
+    Provenance,
+    Range,
+    save_profile,
+)
+from passtime.profiles.shapes import load_model
 
 
 @dataclass(frozen=True)
@@ -35,3 +50,60 @@ def passtime(
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A profile file of a small imaginary GPU, fitted on mixed passes too."""
+    axes = {"new_tokens": 4096.0, "pairs": 8e6, "decode_requests": 8.0, "kv_tokens": 4000.0}
+
+    def box(*names: AxisName) -> dict[AxisName, Range]:
+        return {name: Range(low=1.0, high=axes[name]) for name in names}
+
+    path = tmp_path / "small-gpu.json"
+    document = Profile(
+        schema=1,
+        name="small-gpu",
+        device_kind="cuda",
+        device=DeviceFacts(kind="cuda", name="imaginary", memory_bytes=2**34),
+        model=load_model("tiny"),
+        parallelism=Parallelism(tensor_parallel=1, pipeline_parallel=1),
+        provenance=Provenance(made_by="a test", timed="nothing"),
+        engine=EngineFacts(),
+        model_class="step",
+        coefficients=Coefficients(
+            launch_ms=4.0,
+            linear_flops_per_s=2e11,
+            weight_bytes_per_s=4e9,
+            linear_overlap=0.1,
+            token_ms=0.001,
+            tile_share=0.0,
+            attention_flops_per_s=1e11,
+            prefill_kv_bytes_per_s=1e10,
+            attention_overlap=0.2,
+            decode_kv_bytes_per_s=2e9,
+            decode_ramp_ms=0.1,
+            decode_ramp_tokens=1000.0,
+            prefill_request_ms=0.05,
+            decode_request_ms=0.2,
+            row_ms_per_token=0.0,
+            row_overlap=0.0,
+            mixed_ms=1.0,
+            mixed_request_ms=0.0,
+            mixed_kv_ms=0.0,
+            mixed_request_kv_ms=0.0,
+        ),
+        box={
+            "prefill": box("new_tokens", "pairs"),
+            "decode": box("decode_requests", "kv_tokens"),
+            "mixed": box("new_tokens", "pairs", "decode_requests", "kv_tokens"),
+        },
+        errors=Errors(
+            in_sample=Accuracy(
+                points=1, mape_percent=0.0, p90_percent=0.0, max_percent=0.0, bias_percent=0.0
+            )
+        ),
+        points=(),
+    )
+    save_profile(document, path)
+    return path

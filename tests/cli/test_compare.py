@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from passtime import comparison
 from passtime.comparison import Comparison, compare, with_companions
 from passtime.errors import InputError
-from passtime.sched.config import EngineConfig, FixedConfig, LaunchConfig
+from passtime.profiles.document import load_profile, save_profile
+from passtime.sched.config import EngineConfig, ExternalConfig, FixedConfig, LaunchConfig
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.workload.synthetic import SyntheticLoad, synthetic
 from passtime.timing_spec import BestConstants, EngineTiming, parse_timing
@@ -129,6 +131,60 @@ def test_an_engine_that_runs_on_a_profile_brings_its_constants(
         EngineTiming(),
         BestConstants(EngineTiming()),
     ]
+
+
+# --- Profiles -----------------------------------------------------------------------------------
+
+
+def test_a_profile_brings_its_pass_column_and_its_constants(profile: Path) -> None:
+    found = compared(str(profile))
+    assert [column.label for column in found.columns] == [
+        str(profile),
+        f"{profile}@pass",
+        f"fixed:from={profile}",
+    ]
+    calls, whole, constants = found.columns
+    assert calls.summary != whole.summary != constants.summary
+    assert constants.facts["prefill_ms"] > 4.0  # a launch, and more
+    assert found.verdict().startswith("Constants ")
+
+
+def test_a_profile_without_mixed_passes_has_no_pass_column(profile: Path) -> None:
+    known = load_profile(profile)
+    box = {regime: axes for regime, axes in known.box.items() if regime != "mixed"}
+    save_profile(msgspec.structs.replace(known, box=box), profile)
+    labels = [column.label for column in compared(str(profile)).columns]
+    assert labels == [str(profile), f"fixed:from={profile}"]
+
+
+def test_every_query_to_a_profile_is_tagged(profile: Path) -> None:
+    calls, whole, constants = compared(str(profile)).columns
+    assert calls.coverage is not None
+    assert whole.coverage is not None
+    assert constants.coverage is None
+    assert list(calls.coverage) == ["inside", "held", "extrapolated"]
+    asked = constants.facts["prefill_calls"] + constants.facts["decode_calls"]
+    assert sum(calls.coverage.values()) == asked
+    assert sum(whole.coverage.values()) == whole.counts["passes"]
+    assert calls.coverage["inside"] > 0
+
+
+def test_an_engine_on_a_profile_equals_the_profile(profile: Path) -> None:
+    timing = ExternalConfig(provider="passtime", config={"profile": str(profile)})
+    launch = LaunchConfig(engine=EngineConfig(**ENGINE, timing_model=timing))
+    found = compare(WORKLOAD, launch, ["config", str(profile)])
+    config, constants, calls = found.columns[:3]
+    assert config.summary == calls.summary
+    assert constants.label == "fixed:from=config"
+
+
+def test_the_table_says_how_much_was_beyond_the_measured_range(
+    passtime: Command, engine: Path, profile: Path
+) -> None:
+    ran = passtime("compare", "--engine", engine, *LOAD, "--timing", profile)
+    assert ran.code == 0
+    for tag in ("inside", "held", "extrapolated"):
+        assert f"queries {tag}" in ran.out
 
 
 # --- The sentence -------------------------------------------------------------------------------

@@ -346,6 +346,14 @@ def test_prefix_groups_change_the_result(passtime: Command, engine: Path) -> Non
     assert many["prefix_cache_reused_ratio"] < one["prefix_cache_reused_ratio"]
 
 
+def test_a_profile_is_asked_as_it_says(passtime: Command, engine: Path, profile: Path) -> None:
+    calls = summary_of(passtime, "--engine", engine, *LOAD, "--timing", profile)
+    named = summary_of(passtime, "--engine", engine, *LOAD, "--timing", f"{profile}@calls")
+    whole = summary_of(passtime, "--engine", engine, *LOAD, "--timing", f"{profile}@pass")
+    assert named == calls
+    assert whole != calls
+
+
 def test_engine_settings_are_echoed(passtime: Command, engine: Path) -> None:
     echoed = report_of(passtime, "--engine", engine, *CONSTANT)["inputs"]["engine"]["engine"]
     assert echoed["num_gpu_blocks"] == 500
