@@ -112,6 +112,13 @@ class Comparison:
     percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
     slo: Slo | None = None
 
+    @property
+    def titles(self) -> list[str]:
+        """Short names of the columns; as typed where short ones would not tell them apart."""
+        titles = [column.spec.title for column in self.columns]
+        labels = [column.label for column in self.columns]
+        return titles if len(set(titles)) == len(titles) else labels
+
     def rows(self) -> list[Row]:
         """Every metric that is compared."""
         statistics = {"mean": "mean", **{percentile_key(p): f"p{p:g}" for p in self.percentiles}}
@@ -123,7 +130,7 @@ class Comparison:
         rows += [self._row(key, *described) for key, described in THROUGHPUTS.items()]
         if self.slo is not None:
             rows += [self._row(key, *described) for key, described in GOODPUTS.items()]
-        preempted = tuple(float(column.counts["preemptions"]) for column in self.columns)
+        preempted = tuple(column.counts["preemptions"] for column in self.columns)
         rows.append(Row("preemptions", "preemptions", "times", preempted, judged=False))
         return rows
 
@@ -162,7 +169,7 @@ class Comparison:
             return "The models agree on every metric."
         row, percent = parting.row, parting.percent
         found = ", ".join(
-            f"{row.values[index]:,.4g} {row.unit} under {self.columns[index].label}"
+            f"{row.values[index]:,.4g} {row.unit} under {self.titles[index]}"
             for index in (parting.base, parting.other)
         )
         if not self.columns[parting.other].is_constants:

@@ -74,11 +74,12 @@ def _drawing(comparison: Comparison) -> str:
         panels = figure.subplots(1, len(LATENCIES), sharey=True)
         found = [distributions(column.outcome) for column in comparison.columns]
         for panel, (metric, name) in zip(panels, LATENCIES.items(), strict=True):
-            for column, of_column in zip(comparison.columns, found, strict=True):
+            drawn = zip(comparison.columns, comparison.titles, found, strict=True)
+            for column, title, of_column in drawn:
                 panel.plot(
                     _curve(of_column[metric]),
                     np.linspace(0.0, 100.0, _POINTS),
-                    label=column.label,
+                    label=title,
                     linestyle="--" if column.is_constants else "-",
                 )
             panel.set_title(name)

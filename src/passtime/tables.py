@@ -110,12 +110,13 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def comparison_cells(comparison: Comparison) -> list[list[str]]:
     """The table as text, header first: metric, unit, then one cell per model."""
-    cells = [["metric", "unit", *(column.label for column in comparison.columns)]]
+    cells = [["metric", "unit", *comparison.titles]]
     for row in comparison.rows():
         line = [row.name, row.unit, number(row.values[0])]
         for index in range(1, len(row.values)):
             difference = row.difference_percent(index)
-            suffix = "" if difference is None else f" ({difference:+.1f} %)"
+            # + 0.0: a tiny loss is no "-0.0 %"
+            suffix = "" if difference is None else f" ({round(difference, 1) + 0.0:+.1f} %)"
             line.append(number(row.values[index]) + suffix)
         cells.append(line)
     return cells + _coverage_cells(comparison) + _constant_cells(comparison)

@@ -40,6 +40,11 @@ class EngineTiming:
 
     text: str = "config"
 
+    @property
+    def title(self) -> str:
+        """A name to head a column with."""
+        return self.text
+
     def model(self, launch: LaunchConfig) -> TimingModel:
         """The live model."""
         return live_timing(launch.engine.timing_model, source="engine.timing_model")
@@ -51,6 +56,11 @@ class BuiltinTiming:
 
     text: str
     config: TimingModelConfig
+
+    @property
+    def title(self) -> str:
+        """A name to head a column with."""
+        return self.text
 
     def model(self, launch: LaunchConfig) -> TimingModel:
         """The live model."""
@@ -68,6 +78,11 @@ class ProfileSpec:
     def text(self) -> str:
         """The shortest way to type it."""
         return self.profile if self.composition == "calls" else f"{self.profile}@pass"
+
+    @property
+    def title(self) -> str:
+        """A name to head a column with: of a file, its name alone."""
+        return self.text.replace(self.profile, Path(self.profile).name.removesuffix(".json"), 1)
 
     @property
     def is_table(self) -> bool:
@@ -100,6 +115,11 @@ class BestConstants:
     def text(self) -> str:
         """The way to type it."""
         return f"fixed:from={self.source.text}"
+
+    @property
+    def title(self) -> str:
+        """A name to head a column with."""
+        return f"constants of {self.source.title}"
 
 
 TimingSpec: TypeAlias = AskedTiming | BestConstants

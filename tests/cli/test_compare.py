@@ -149,6 +149,19 @@ def test_a_profile_brings_its_pass_column_and_its_constants(profile: Path) -> No
     assert found.verdict().startswith("Constants ")
 
 
+def test_columns_are_headed_by_short_names_that_tell_them_apart(profile: Path) -> None:
+    assert compared(str(profile)).titles == [
+        "small-gpu",
+        "small-gpu@pass",
+        "constants of small-gpu",
+    ]
+    twin = profile.parent / "other" / profile.name
+    twin.parent.mkdir()
+    twin.write_bytes(profile.read_bytes())
+    found = compared(str(profile), str(twin))
+    assert found.titles == [column.label for column in found.columns]
+
+
 def test_a_profile_without_mixed_passes_has_no_pass_column(profile: Path) -> None:
     known = load_profile(profile)
     box = {regime: axes for regime, axes in known.box.items() if regime != "mixed"}
@@ -250,7 +263,7 @@ MODELS = ("--timing", "polynomial", "--timing", "fixed:from=polynomial")
 def test_the_table_shows_models_units_and_differences(passtime: Command, engine: Path) -> None:
     ran = passtime("compare", "--engine", engine, *LOAD, *MODELS)
     assert ran.code == 0
-    for words in ("fixed:from=polynomial", "p99 TTFT", "tokens/s", " %)", "best decode constant"):
+    for words in ("constants of polynomial", "p99 TTFT", "tokens/s", " %)", "best decode constant"):
         assert words in ran.out
     assert ran.out.rstrip().splitlines()[-1].startswith("Constants ")
     assert "12 requests under 2 models" in ran.err
