@@ -1,0 +1,215 @@
+"""Replay of one aggregated vLLM-style rank in lock step: the driver's rules around the core."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from passtime.errors import DeadEndError, ProviderError
+from passtime.sched.config import LaunchConfig
+from passtime.sched.lockstep.columns import Columns
+from passtime.sched.lockstep.counts import CountedPool
+from passtime.sched.lockstep.pool import Pool
+from passtime.sched.lockstep.runs import RunPool
+from passtime.sched.lockstep.sequence import Sequence
+from passtime.sched.lockstep.vllm import LockstepRank
+from passtime.sched.replay.arrivals import Arrivals, ClosedLoopArrivals, TraceArrivals
+from passtime.sched.replay.outcome import Outcome
+from passtime.sched.timing import TimingModel
+from passtime.sched.workload.rows import Workload
+
+if TYPE_CHECKING:
+    from passtime.sched.simulate import ReplayOptions
+
+
+def supports(launch: LaunchConfig, workload: Workload, options: ReplayOptions) -> bool:
+    """Whether :func:`replay_lockstep` is exact for this replay."""
+    engine = launch.engine
+    return (
+        engine.backend == "vllm"
+        and engine.worker_type == "aggregated"
+        and engine.aic_nextn is None
+        and engine.prefill_schedule_interval == 1
+        and not engine.emit_kv_events
+        and launch.dp_size == 1
+        and options.num_workers == 1
+    )
+
+
+def replay_lockstep(
+    workload: Workload,
+    launch: LaunchConfig,
+    timing: TimingModel,
+    *,
+    concurrency: int | None,
+    arrival_speedup_ratio: float,
+    max_sim_time_ms: float | None,
+    capture_admissions: bool,
+) -> Outcome:
+    """Replay a workload through one rank that :func:`supports` accepts (R-1 … R-23).
+
+    Raises TraceError for arrivals that make no sense, RunError if the run cannot finish.
+    """
+    arrivals: Arrivals
+    if concurrency is None:
+        arrivals = TraceArrivals(workload, speedup_ratio=arrival_speedup_ratio)
+    else:
+        arrivals = ClosedLoopArrivals(workload, concurrency=concurrency)
+    horizon_ms = math.inf if max_sim_time_ms is None else max_sim_time_ms
+    replay = LockstepReplay(
+        workload, launch, timing, arrivals, horizon_ms, capture_admissions=capture_admissions
+    )
+    return replay.run()
+
+
+class LockstepReplay:
+    """Drives one rank under a virtual clock; ``run`` it once."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        launch: LaunchConfig,
+        timing: TimingModel,
+        arrivals: Arrivals,
+        horizon_ms: float,
+        *,
+        capture_admissions: bool,
+    ) -> None:
+        """Everything at time 0 (R-1)."""
+        engine = launch.engine
+        self._launch = launch
+        self._workload = workload
+        self._arrivals = arrivals
+        self._horizon_ms = horizon_ms
+        self._columns = Columns(len(workload), capture_admissions=capture_admissions)
+        self.pool: Pool
+        if engine.enable_prefix_caching:
+            self.pool = RunPool(
+                engine.num_gpu_blocks,
+                engine.block_tokens,
+                prompts=workload.block_ids,
+                trace_block_tokens=workload.trace_block_size,
+            )
+        else:
+            self.pool = CountedPool(engine.num_gpu_blocks, engine.block_tokens)
+        self._rank = LockstepRank(engine, timing, self.pool, self._columns, horizon_ms=horizon_ms)
+        self._in_flight = 0
+        self._completed_passes = 0  # the first of the rank's passes
+        self._idle_passes = 0  # that changed nothing, and are none of the rank's
+        self._committed_prefill_tokens = 0
+        self._now_ms = 0.0
+
+    def run(self) -> Outcome:
+        """Replay to the end (R-3), or to ``max_sim_time_ms`` (R-23)."""
+        while True:
+            end_ms = self._drain()
+            if end_ms is None:
+                if not self._in_flight and self._arrivals.exhausted():
+                    break
+                next_ms = self._arrivals.next_time()
+                if next_ms is None:
+                    raise self._dead_end()
+                if next_ms > self._horizon_ms:
+                    break
+                self._now_ms = next_ms
+            elif end_ms > self._horizon_ms:
+                self._stop_before_end()
+                break
+            else:
+                self._now_ms = end_ms
+                self._complete(end_ms)
+        return self._outcome()
+
+    def _drain(self) -> float | None:
+        """Everything that can happen at this timestamp (R-2); the end of the pass then in flight.
+
+        After a pass of no length the rank runs again before slots that it freed are refilled
+        (R-12). A pass that changes nothing is tried once a round (R-14).
+        """
+        now_ms, rank = self._now_ms, self._rank
+        changed, freed = True, False
+        while changed:
+            changed = self._dispatch(now_ms)
+            while rank.waiting or rank.running:
+                end_ms = self._advance(now_ms)
+                if end_ms is None:
+                    self._idle_passes += 1
+                    break
+                if end_ms > now_ms:
+                    if freed:
+                        self._dispatch(now_ms)
+                    return end_ms
+                self._complete(end_ms)
+                changed = freed = True
+        return None
+
+    def _advance(self, now_ms: float) -> float | None:
+        until_ms = self._arrivals.next_time()
+        try:
+            return self._rank.advance(now_ms, math.inf if until_ms is None else until_ms)
+        except ProviderError as error:
+            passes = len(self._rank.ends_ms)
+            if passes > self._completed_passes:
+                now_ms = self._rank.ends_ms[-1]
+            number = passes + self._idle_passes
+            raise ProviderError(f"worker 0, pass {number} at {now_ms} ms: {error}") from error
+
+    def _dispatch(self, now_ms: float) -> bool:
+        """Hand the rank what arrives up to ``now_ms``; whether anything did."""
+        due = self._arrivals.due(now_ms)
+        workload, limit = self._workload, self._launch.engine.max_model_len
+        for arrival_ms, row in due:
+            prompt, output = workload.input_tokens[row], workload.output_tokens[row]
+            if limit is not None:
+                output = min(output, max(0, limit - prompt))
+            self._columns.arrival_ms[row] = arrival_ms
+            self._rank.submit(Sequence(row, prompt, output))
+        self._in_flight += len(due)
+        return bool(due)
+
+    def _complete(self, end_ms: float) -> None:
+        """Apply the outputs of the latest pass (R-4)."""
+        rank, columns, arrivals = self._rank, self._columns, self._arrivals
+        self._completed_passes = len(rank.ends_ms)
+        last = self._completed_passes - 1
+        self._committed_prefill_tokens += rank.prefill_tokens
+        for sequence in rank.ended:
+            columns.completed(sequence, last)
+            arrivals.ended(sequence.row, end_ms)
+        for sequence in rank.rejected:
+            columns.rejected(sequence.row, last)
+            arrivals.ended(sequence.row, end_ms)
+        self._in_flight -= len(rank.ended) + len(rank.rejected)
+
+    def _stop_before_end(self) -> None:
+        """The latest pass ends beyond the horizon: it has begun and is never completed (R-23)."""
+        ends_ms = self._rank.ends_ms
+        self._completed_passes = len(ends_ms) - 1
+        if self._completed_passes:
+            self._now_ms = max(self._now_ms, ends_ms[-2])
+        while (next_ms := self._arrivals.next_time()) is not None and next_ms <= self._horizon_ms:
+            self._now_ms = max(self._now_ms, next_ms)
+            self._dispatch(next_ms)
+        for sequence in self._rank.ended:
+            self._columns.left_open(sequence, self._completed_passes - 1)
+
+    def _outcome(self) -> Outcome:
+        rank, columns = self._rank, self._columns
+        for sequence in (*rank.running, *rank.waiting):
+            columns.left_open(sequence, self._completed_passes - 1)
+        return columns.outcome(
+            rank.ends_ms,
+            scheduler=0,
+            clock_ms=self._now_ms,
+            passes=self._completed_passes + self._idle_passes,
+            preemptions=rank.preemptions,
+            committed_prefill_tokens=self._committed_prefill_tokens,
+            gpus_per_worker=self._launch.gpus_per_worker,
+        )
+
+    def _dead_end(self) -> DeadEndError:
+        return DeadEndError(
+            "offline replay detected an effect-free zero-duration pass with "
+            f"{self._in_flight} in-flight requests remaining at {self._now_ms} ms: "
+            "they can never be scheduled (does a request outgrow the KV pool?)"
+        )
