@@ -45,7 +45,7 @@ class RequestState:
     @property
     def remaining(self) -> int:
         """Output tokens still to produce."""
-        return max(0, self.output_limit - self.output_tokens)
+        return max(0, self.prompt_tokens + self.output_limit - len(self.tokens))
 
     def append_output(self) -> int:
         """Produce the next token and return it (S-8)."""
