@@ -9,9 +9,9 @@ for drift; stop in time; always say why it stopped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, comb, inf, isinf
 from statistics import median
 from typing import Any, Protocol
 
@@ -67,10 +67,10 @@ class ClockPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """How samples are taken. The defaults are for CUDA events and graphs; see ``CPU_POLICY``.
 
     Of a visit: ``warm_s`` and ``warm_replays`` before the first sample; ``tick_s``, the clock's
-    resolution, and ``ticks`` that a sample has to last; ``visit_samples`` per visit, and in the
-    last round as many more as bring the point to ``min_samples`` and the relative half-width of
-    the median's interval to ``rel_ci``, capped by ``max_samples`` and ``max_visit_s``;
-    ``throttle_retries`` disturbed samples end it.
+    resolution, and ``ticks`` that a sample has to last; ``visit_samples`` in ``min_visit_s``
+    at least, and as many more as bring the relative half-width of the median's interval to
+    ``rel_ci``, capped by ``max_samples`` and ``max_visit_s``; ``throttle_retries`` disturbed
+    samples end it.
 
     Of a session: ``rounds``, each point being visited in ``min_rounds`` of them at least;
     a reference pass every ``reference_every`` points, None for never; a reference that moved by
@@ -83,8 +83,8 @@ class ClockPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     warm_replays: int = 3
     tick_s: float = 0.5e-6
     ticks: int = 400
-    visit_samples: int = 5
-    min_samples: int = 15
+    visit_samples: int = 6
+    min_visit_s: float = 0.0
     max_samples: int = 400
     max_visit_s: float = 1.0
     rel_ci: float | None = 0.01
@@ -107,19 +107,19 @@ class ClockPolicy(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def visit_s(self, pass_s: float) -> float:
         """About how long a visit of a pass takes, without making it ready."""
         sample_s = max(pass_s, self.tick_s * self.ticks)
-        warm_s = max(self.warm_s, self.warm_replays * pass_s)
-        return warm_s + self.visit_samples * sample_s
+        replays = max(self.warm_replays, ceil(self.warm_s / pass_s) if pass_s < self.warm_s else 0)
+        return replays * pass_s + max(self.visit_samples * sample_s, self.min_visit_s)
 
 
-# Thread CPU time has no ticks, no clocks to watch and no graph to warm: many single samples, each
-# in another round, are worth more than many in one visit.
+# Thread CPU time has no ticks, and there are no clocks to watch: many short visits, each in
+# another round, are worth more than many samples in one. Only short passes need warm caches.
 CPU_POLICY = ClockPolicy(
-    warm_s=0.0,
+    warm_s=0.01,
     warm_replays=0,
     tick_s=0.0,
     ticks=0,
     visit_samples=1,
-    min_samples=1,
+    min_visit_s=0.01,
     rel_ci=None,
     rounds=60,
     min_rounds=3,
@@ -149,12 +149,12 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     n = len(samples)
     tail, k = 0.0, 0
     while k < n:
-        tail += math.comb(n, k) / 2**n
+        tail += comb(n, k) / 2**n
         if tail > (1 - confidence) / 2:
             break
         k += 1
     if k == 0:
-        return -math.inf, math.inf
+        return -inf, inf
     ordered = sorted(samples)
     return ordered[k - 1], ordered[n - k]
 
@@ -166,8 +166,8 @@ def relative_half_width(samples: Sequence[float], resolution: float = 0.0) -> fl
     not make a sure median, so half of it is the least that is claimed.
     """
     low, high = median_interval(samples)
-    if math.isinf(high):
-        return math.inf
+    if isinf(high):
+        return inf
     return max((high - low) / 2, resolution / 2) / median(samples)
 
 
@@ -180,26 +180,21 @@ def sample_visit(
     policy: ClockPolicy,
     *,
     deadline: float,
-    earlier_ms: Sequence[float] = (),
-    last_round: bool = False,
+    expected_s: float | None = None,
 ) -> Sampled:
     """Sample one visit of ``work``, to end at ``deadline`` (of ``device.now()``) at the latest.
 
-    ``earlier_ms`` are the point's samples of earlier visits. Stops as ``converged`` once this
-    visit has ``visit_samples``; in the last round only when all samples together are enough and
-    agree. ``max_samples``, ``max_time`` and ``throttled`` say that they do not, or did not get
-    the time; a visit that got no time at all has no samples.
+    ``expected_s`` is what a pass took before. Stops as ``converged`` once there are enough samples
+    and they agree. ``max_samples``, ``max_time`` and ``throttled`` say that they do not, or did
+    not get the time, and such a visit is flagged; one that got no time at all has no samples.
     """
-    inner = _warm_up(device, work, policy, deadline)
+    inner = _warm_up(device, work, policy, deadline, expected_s)
     resolution_ms = 1e3 * policy.tick_s / inner
-    goal = policy.visit_samples
-    if last_round:
-        goal = max(goal, policy.min_samples - len(earlier_ms))
     samples: list[float] = []
     seen = [device.telemetry()]
     discarded = 0
-    stop: StopReason | None = None
     started = device.now()
+    stop: StopReason | None = None
     while stop is None:
         if device.now() >= deadline:
             stop = "max_time"
@@ -211,73 +206,98 @@ def sample_visit(
             if discarded > policy.throttle_retries:
                 stop = "throttled"
             else:
-                _back_off(device, work, inner, discarded, deadline)
+                rest_s = min(BACK_OFF_S * discarded, MAX_BACK_OFF_S, deadline - device.now())
+                device.sleep(max(0.0, rest_s))
+                _warm_up(device, work, policy, deadline, None)
             continue
         samples.append(sample_ms)
-        pooled = [*earlier_ms, *samples]
-        sure = (
-            not last_round
-            or policy.rel_ci is None
-            or relative_half_width(pooled, resolution_ms) <= policy.rel_ci
-        )
-        if len(samples) >= goal and sure:
-            stop = "converged"
-        elif len(samples) >= policy.max_samples:
-            stop = "max_samples"
-        elif len(samples) >= goal and device.now() - started >= policy.max_visit_s:
-            stop = "max_time"
+        half_width = relative_half_width(samples, resolution_ms)
+        stop = _why_stop(len(samples), half_width, device.now() - started, policy)
     return Sampled(
         samples_ms=tuple(samples),
         stop=stop,
-        flags=_visit_flags(samples, seen, policy),
-        clocks=_summary(samples, seen, inner, discarded),
+        flags=_visit_flags(samples, seen, policy, stop),
+        clocks=_summary(samples, seen, inner, discarded, resolution_ms),
     )
 
 
-def _warm_up(device: ClockedDevice, work: Any, policy: ClockPolicy, deadline: float) -> int:
-    """Replay until warm; how many passes make a sample that is long against a tick."""
-    started = device.now()
-    replays, pass_s = 0, math.inf
-    while replays < policy.warm_replays or device.now() - started < policy.warm_s:
-        if replays and device.now() >= deadline:
-            break
-        pass_s = min(pass_s, device.replay(work, 1))
-        replays += 1
-    if math.isinf(pass_s):
+def _why_stop(
+    samples: int, half_width: float, spent_s: float, policy: ClockPolicy
+) -> StopReason | None:
+    """Why to stop sampling now; None to go on."""
+    enough = samples >= policy.visit_samples and spent_s >= policy.min_visit_s
+    if enough and (policy.rel_ci is None or half_width <= policy.rel_ci):
+        return "converged"
+    if samples >= policy.max_samples:
+        return "max_samples"
+    if samples >= policy.visit_samples and spent_s >= policy.max_visit_s:
+        return "max_time"
+    return None
+
+
+def _warm_up(
+    device: ClockedDevice,
+    work: Any,
+    policy: ClockPolicy,
+    deadline: float,
+    expected_s: float | None,
+) -> int:
+    """Replay until warm; how many passes make a sample that is long against a tick.
+
+    A pass that is known to last longer than warming up warms itself.
+    """
+    pass_s = inf if expected_s is None else expected_s
+    inner = _inner(pass_s, policy)
+    if policy.warm_replays or not policy.warm_s <= pass_s < inf:
+        started, replays = device.now(), 0
+        while replays < policy.warm_replays or device.now() - started < policy.warm_s:
+            if replays and device.now() >= deadline:
+                break
+            pass_s = min(pass_s, device.replay(work, inner) / inner)
+            inner = _inner(pass_s, policy)
+            replays += 1
+    return inner
+
+
+def _inner(pass_s: float, policy: ClockPolicy) -> int:
+    """How many passes make a sample that is long against a tick; 1 while nothing is known."""
+    if isinf(pass_s) or not policy.tick_s:
         return 1
-    return max(1, math.ceil(policy.tick_s * policy.ticks / max(pass_s, policy.tick_s)))
-
-
-def _back_off(
-    device: ClockedDevice, work: Any, inner: int, discarded: int, deadline: float
-) -> None:
-    """Give a throttled device a rest, then wake it up again."""
-    rest_s = min(BACK_OFF_S * discarded, MAX_BACK_OFF_S)
-    device.sleep(max(0.0, min(rest_s, deadline - device.now())))
-    if device.now() < deadline:
-        device.replay(work, inner)
+    return max(1, ceil(policy.tick_s * policy.ticks / max(pass_s, policy.tick_s)))
 
 
 def _visit_flags(
-    samples: Sequence[float], seen: Sequence[Telemetry], policy: ClockPolicy
+    samples: Sequence[float], seen: Sequence[Telemetry], policy: ClockPolicy, stop: StopReason
 ) -> tuple[str, ...]:
-    flags = [flag for flag in dict.fromkeys(f for one in seen for f in one.flags)]
+    flags = list(dict.fromkeys(flag for one in seen for flag in one.flags))
     if any(one.reasons & SW_POWER_CAP for one in seen):
         flags.append("power_cap")
     clocks = [one.sm_mhz for one in seen if one.sm_mhz is not None]
     if clocks and min(clocks) < (1 - policy.clock_tol) * max(clocks):
         flags.append("clock_moved")
-    half = len(samples) // 2
-    if half >= 2 and abs(median(samples[half:]) / median(samples[:half]) - 1) > policy.drift_tol:
-        flags.append("trend")
+    if stop == "throttled":
+        flags.append("throttled")
+    elif len(samples) < policy.visit_samples:
+        flags.append("cut_short")
+    elif stop != "converged":
+        flags.append("noisy")
     return tuple(flags)
 
 
 def _summary(
-    samples: Sequence[float], seen: Sequence[Telemetry], inner: int, discarded: int
+    samples: Sequence[float],
+    seen: Sequence[Telemetry],
+    inner: int,
+    discarded: int,
+    resolution_ms: float,
 ) -> dict[str, Any]:
     """Numbers of the visit that are no samples; unknown ones are left out."""
-    facts: dict[str, Any] = {"inner": inner, "discarded": discarded}
+    facts: dict[str, Any] = {"inner": inner}
+    if discarded:
+        facts["discarded"] = discarded
+    half_width = relative_half_width(samples, resolution_ms)
+    if not isinf(half_width):
+        facts["rel_ci"] = round(half_width, 5)
     for name in ("sm_mhz", "memory_mhz", "temperature_c", "power_w"):
         values = [value for one in seen if (value := getattr(one, name)) is not None]
         if values:

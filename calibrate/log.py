@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeAlias
 
@@ -140,6 +141,18 @@ class Log:
             if visit.samples_ms:
                 samples.setdefault(visit.point, []).extend(visit.samples_ms)
         return samples
+
+    def point_ms(self) -> dict[int, float]:
+        """Milliseconds of a pass per point id: the median, over its visits, of their medians.
+
+        Each visit has one vote, so that one in a bad moment does not outvote the others by the
+        many samples it took. Points without samples are absent.
+        """
+        medians: dict[int, list[float]] = {}
+        for visit in self.accepted():
+            if visit.samples_ms:
+                medians.setdefault(visit.point, []).append(median(visit.samples_ms))
+        return {point: median(values) for point, values in medians.items()}
 
     def flags(self) -> dict[int, set[str]]:
         """Flags of accepted visits per point id; points without any are absent."""

@@ -21,15 +21,12 @@ class RunnerFailed(DeviceError):
 
 
 class Runner(ClockedDevice, Protocol):
-    """A device that holds one model and runs passes of it (and is the clock's device).
-
-    Between ``prepare`` of one batch and the next, ``replay`` runs that batch only.
-    """
+    """A device that holds one model and runs passes of it (and is the clock's device)."""
 
     facts: DeviceFacts
     model: ModelShape  # as it is computed: with the dtypes that are really used
     software: Mapping[str, Any]  # versions of everything that the times depend on
-    policy: Mapping[str, Any]  # "attention": "causal" | "rectangle", "clock", "dtype", …
+    policy: Mapping[str, Any]  # "runner", "attention" ("causal" or "rectangle"), "clock", "dtype"
     kernel_hash: str | None
 
     def memory_bytes(self, batch: Batch) -> int:
@@ -37,10 +34,19 @@ class Runner(ClockedDevice, Protocol):
         ...
 
     def prepare(self, batch: Batch) -> Any:
-        """Make ``batch`` ready to be replayed: inputs, KV slots, graphs; nothing of it is timed.
+        """The work of replaying ``batch``: inputs, KV slots, graphs; nothing of it is timed.
 
-        Raises OutOfDeviceMemory or RunnerFailed, as ``replay`` does.
+        Works live side by side until they are released. Raises OutOfDeviceMemory (as ``replay``
+        may) or RunnerFailed (as every method may).
         """
+        ...
+
+    def release(self, work: Any) -> None:
+        """Free what ``prepare`` took."""
+        ...
+
+    def empty(self) -> Any | None:
+        """The work of a pass that computes nothing, to time its launch; None without a launch."""
         ...
 
     def close(self) -> None:

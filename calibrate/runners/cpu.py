@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 import passtime
-from passtime.calibrate.clock import Telemetry
+from passtime.calibrate.clock import CPU_POLICY, Telemetry
 from passtime.calibrate.log import Batch
+from passtime.calibrate.plan import Plan, pool_tokens
 from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed
 from passtime.calibrate.runners.protocol import (
     Ran,
@@ -44,10 +45,16 @@ ONE_THREAD = (
     "BLIS_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+CLOCK = CPU_POLICY
+DEFAULT_MODEL = "tiny"
+DEFAULT_BUDGET_S = 30.0
+PREPARE_S = 0.0
+
 MAX_PROCESS_PER_THREAD = 1.05
 ANSWER_TIMEOUT_S = 120.0
 
 POLICY: Mapping[str, Any] = {
+    "runner": "NumPy transformer, one core",
     "attention": "causal",
     "clock": "thread_cpu",
     "dtype": "float32",
@@ -74,9 +81,10 @@ def memory_bytes(model: ModelShape, batch: Batch) -> int:
     return shape.weight_bytes + kv_tokens * shape.kv_bytes_per_token + floats
 
 
-def pool_tokens(batch: Batch) -> int:
-    """KV slots that a batch occupies."""
-    return sum(new + prefix for new, prefix in batch.prefill) + sum(kv + 1 for kv in batch.decode)
+def open_runner(*, facts: DeviceFacts, model: ModelShape, plan: Plan, seed: int) -> CpuRunner:
+    """A runner whose pool holds the plan's largest batch."""
+    kv_tokens = max(pool_tokens(point.batch) for point in plan.points)
+    return CpuRunner(facts=facts, model=model, kv_tokens=kv_tokens, seed=seed)
 
 
 class CpuRunner:
@@ -121,6 +129,12 @@ class CpuRunner:
     def prepare(self, batch: Batch) -> Batch:
         """Nothing to make ready: inputs are drawn in the measuring process, untimed."""
         return batch
+
+    def release(self, work: Batch) -> None:
+        """Nothing was taken."""
+
+    def empty(self) -> None:
+        """A function call: no launch to speak of."""
 
     def replay(self, work: Batch, inner: int) -> float:
         """CPU seconds of ``inner`` passes, one after the other."""

@@ -8,9 +8,10 @@ query-key pairs and not the whole rectangle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -25,8 +26,8 @@ EPSILON = np.float32(1e-6)
 ROPE_THETA = 10000.0
 WEIGHT_SCALE = 0.02
 
-ROWS_PER_BLOCK = 256  # tokens that go through the linear layers together: they stay in the cache
 QUERY_ROWS = 128  # query rows (tokens × query heads of one KV head) of an attention tile
+LEAST_ROWS = 8  # fewer are padded: BLAS has other, discontinuous paths for one to a few rows
 TILE_SCORES = 128 * 1024  # scores of an attention tile over all KV heads, half a MiB
 
 
@@ -80,11 +81,11 @@ class Transformer:
         pool = (shape.layers, 2, shape.kv_heads, kv_tokens, shape.head_dim)
         self._pool = rng.standard_normal(pool, dtype=np.float32)
         self._cosine, self._sine = _rotations(shape.head_dim, kv_tokens)
-        self._scores = np.empty(max(TILE_SCORES, 2 * shape.heads * QUERY_ROWS), dtype=np.float32)
-        self._query_tile = max(1, QUERY_ROWS // self._group)
-        self._triangle = np.triu(
-            np.full((self._query_tile, self._query_tile), -np.inf, dtype=np.float32), k=1
-        )
+        self._query_tile = max(1, min(QUERY_ROWS // self._group, isqrt(TILE_SCORES // shape.heads)))
+        largest = max(TILE_SCORES, shape.heads * self._query_tile**2)
+        self._scores = np.empty(largest, dtype=np.float32)
+        square = np.full((self._query_tile, self._query_tile), -np.inf, dtype=np.float32)
+        self._triangle = np.triu(square, k=1)
 
     @property
     def _group(self) -> int:
@@ -103,33 +104,22 @@ class Transformer:
         """As ``forward``, before the argmax: [segments, vocab_size]."""
         positions, slots = _positions_and_slots(segments)
         tokens: Floats = self.embedding[token_ids]
-        queries = np.empty((len(tokens), self.shape.query_size), dtype=np.float32)
         for layer, (keys, values) in zip(self.layers, self._pool, strict=True):
-            for rows in self._blocks(len(tokens)):
-                query, key, value = self._project(layer, tokens[rows], positions[rows])
-                queries[rows] = query.reshape(len(query), -1)
-                keys[:, slots[rows]] = key.swapaxes(0, 1)
-                values[:, slots[rows]] = value.swapaxes(0, 1)
-            attended = self._attention(queries, keys, values, segments)
-            for rows in self._blocks(len(tokens)):
-                tokens[rows] += attended[rows] @ layer.output
-                tokens[rows] += self._ffn(layer, _rms_norm(tokens[rows], layer.ffn_norm))
+            query, key, value = self._project(layer, tokens, positions)
+            keys[:, slots] = key.swapaxes(0, 1)
+            values[:, slots] = value.swapaxes(0, 1)
+            queries = query.reshape(len(tokens), self.shape.query_size)
+            tokens += _linear(self._attention(queries, keys, values, segments), layer.output)
+            tokens += self._ffn(layer, _rms_norm(tokens, layer.ffn_norm))
         last = np.cumsum([segment.new for segment in segments]) - 1
-        logits: Floats = _rms_norm(tokens[last], self.norm) @ self.head
-        return logits
-
-    def _blocks(self, tokens: int) -> Iterator[slice]:
-        """Row blocks; a mixture of experts takes all at once, so that each is read once."""
-        size = tokens if self.shape.moe else ROWS_PER_BLOCK
-        for start in range(0, tokens, size):
-            yield slice(start, min(start + size, tokens))
+        return _linear(_rms_norm(tokens[last], self.norm), self.head)
 
     def _project(
         self, layer: _Layer, tokens: Floats, positions: Ints
     ) -> tuple[Floats, Floats, Floats]:
         """Queries, keys and values of some tokens: [tokens, heads or kv_heads, head_dim]."""
         shape = self.shape
-        qkv = _rms_norm(tokens, layer.attention_norm) @ layer.qkv
+        qkv = _linear(_rms_norm(tokens, layer.attention_norm), layer.qkv)
         query, key, value = np.split(
             qkv.reshape(len(tokens), -1, shape.head_dim),
             [shape.heads, shape.heads + shape.kv_heads],
@@ -193,7 +183,7 @@ class Transformer:
         if layer.router is None:
             return _gated(tokens, layer.gate_up[0], layer.down[0])
         assert self.shape.moe is not None
-        affinity = tokens @ layer.router
+        affinity = _linear(tokens, layer.router)
         chosen = np.argsort(-affinity, axis=-1, kind="stable")[
             :, : self.shape.moe.experts_per_token
         ]
@@ -277,11 +267,19 @@ def _rms_norm(tokens: Floats, weight: Floats) -> Floats:
     return scaled
 
 
+def _linear(tokens: Floats, weight: Floats) -> Floats:
+    """tokens @ weight, with at least ``LEAST_ROWS`` rows computed."""
+    count = len(tokens)
+    if count < LEAST_ROWS:
+        tokens = np.concatenate((tokens, tokens[-1:].repeat(LEAST_ROWS - count, axis=0)))
+    product: Floats = tokens @ weight
+    return product[:count]
+
+
 def _gated(tokens: Floats, gate_up: Floats, down: Floats) -> Floats:
     """silu(gate) × up, then down."""
-    gate, up = np.split(tokens @ gate_up, 2, axis=-1)
-    product: Floats = (gate / (1 + np.exp(-gate)) * up) @ down
-    return product
+    gate, up = np.split(_linear(tokens, gate_up), 2, axis=-1)
+    return _linear(gate / (1 + np.exp(-gate)) * up, down)
 
 
 def _softmax(scores: Floats) -> Floats:
