@@ -145,7 +145,7 @@ def law_priors(bench: Bench, passes: PassColumns, latency_ms: FloatArray) -> dic
         priors["row_overlap"] = Prior(centre=0.33, width=2.0, scale="logit")
         priors["decode_ramp_ms"] = Prior(centre=0.04 * scale, width=1.5)
         priors["decode_ramp_tokens"] = Prior(centre=ramp_tokens, width=1.0)
-        priors["row_ms_per_token"] = Prior(centre=8.0 * kv_ms, width=2.0)
+        priors["row_ms_per_token"] = Prior(centre=kv_ms, width=2.5)
         if bench.engine.tile_tokens:
             priors["tile_share"] = Prior(centre=0.1, width=1.5, scale="logit")
     if token_ms > 0.0:

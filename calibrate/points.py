@@ -114,12 +114,13 @@ def measured_box(
 
 
 def axis_columns(passes: PassColumns) -> dict[AxisName, FloatArray]:
-    """The four axes of a profile's box."""
+    """The five axes of a profile's box."""
     return {
+        "prompts": passes.prefill_requests,
         "new_tokens": passes.prefill_new_tokens,
-        "pairs": passes.prefill_pairs,
-        "decode_requests": passes.decode_requests,
-        "kv_tokens": passes.decode_kv_tokens,
+        "prompt_context": passes.prefill_pairs / np.maximum(passes.prefill_new_tokens, 1.0),
+        "decodes": passes.decode_requests,
+        "decode_context": passes.decode_kv_tokens / np.maximum(passes.decode_requests, 1.0),
     }
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from passtime.calibrate.points import axis_columns
 from passtime.profiles.document import REGIME_AXES, Axis, AxisName, Range, Regime, Residual
 from passtime.profiles.law import ARRAYS, Law
 from passtime.profiles.predict import PassColumns
@@ -27,8 +28,9 @@ from passtime.sched.timing import FloatArray
 _OCTAVES = 3.0  # one unit of kernel distance
 _ROOT3 = math.sqrt(3.0)
 _TUNED_POINTS = 300  # more than these do not change the hyperparameters
-_MAX_NODES = {2: 26, 4: 12}
-_NODE_RATIO = {2: math.sqrt(2.0), 4: 2.0}
+_NODES = {2: 2500, 3: 4000, 4: 10000}  # of a table with so many axes
+_FINEST = 2.0**0.125  # ratio of neighbouring nodes
+_PROJECTIONS, _SETTLED = 40, 1e-4
 _SLOPE_MARGIN = 0.9
 _NOISE = (math.log(0.01), 0.7)
 _AMPLITUDE = (math.log(0.05), math.log(0.03), 1.0)
@@ -70,16 +72,8 @@ class Surface:
 
 
 def coordinates(passes: PassColumns) -> FloatArray:
-    """Where passes lie for the kernels: new tokens, pairs, decodes, KV; log2 of 1 + each."""
-    sizes = np.stack(
-        [
-            passes.prefill_new_tokens,
-            passes.prefill_pairs,
-            passes.decode_requests,
-            passes.decode_kv_tokens,
-        ],
-        axis=1,
-    )
+    """Where passes lie for the kernels: the five axes of a profile, log2 of 1 + each."""
+    sizes = np.stack(list(axis_columns(passes).values()), axis=1)
     places: FloatArray = np.log2(1.0 + sizes) / _OCTAVES
     return places
 
@@ -197,13 +191,12 @@ def _tuned(places: FloatArray, values: FloatArray, sigma: FloatArray) -> FloatAr
 def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], law: Law) -> Residual:
     """The residual of one regime on a grid over its box, monotone together with ``law``."""
     names = REGIME_AXES[regime]
-    nodes = [_nodes(box[name], len(names)) for name in names]
+    nodes = _nodes([box[name] for name in names])
     passes = _grid_passes(regime, nodes)
     shape = tuple(len(axis) for axis in nodes)
-    mean = surface.mean(passes).reshape(shape)
+    mean, spread = surface.mean(passes).reshape(shape), surface.spread(passes)
     slack = [_slack(law, regime, nodes, axis) for axis in range(len(nodes))]
-    factor = monotone(np.clip(mean, -2.5, 2.5), slack)
-    spread = surface.spread(passes)
+    factor = monotone(np.clip(mean, -2.5, 2.5), spread.reshape(shape) ** -2, slack)
     return Residual(
         axes=tuple(
             Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
@@ -213,15 +206,52 @@ def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], la
     )
 
 
-def monotone(values: FloatArray, slack: Sequence[FloatArray]) -> FloatArray:
-    """The mean of the tightest majorant and minorant that fall by at most ``slack`` per step.
+def monotone(values: FloatArray, weight: FloatArray, slack: Sequence[FloatArray]) -> FloatArray:
+    """The values nearest to ``values`` that fall by at most ``slack[i]`` per step along axis i.
 
-    ``slack[i]`` bounds the fall along axis i between neighbouring nodes. Both envelopes keep the
-    bounds, hence so does their mean; where ``values`` keep them already, nothing changes.
+    Nearest in squares weighted by ``weight`` (Dykstra's alternating projections, each axis an
+    isotonic regression); the last bit of feasibility comes from the mean of the tightest majorant
+    and minorant, which both keep the bounds.
     """
-    upper = _majorant(values, slack, step=1)
-    lower = -_majorant(-values, slack, step=-1)
+    current, kept = values, [np.zeros_like(values) for _ in slack]
+    for _ in range(_PROJECTIONS):
+        before = current
+        for axis, bound in enumerate(slack):
+            asked = current + kept[axis]
+            current = _isotonic(asked, weight, bound, axis)
+            kept[axis] = asked - current
+        if np.abs(current - before).max() < _SETTLED:
+            break
+    upper = _majorant(current, slack, step=1)
+    lower = -_majorant(-current, slack, step=-1)
     return 0.5 * (upper + lower)
+
+
+def _isotonic(values: FloatArray, weight: FloatArray, slack: FloatArray, axis: int) -> FloatArray:
+    """Weighted isotonic regression, up to ``slack``, of every line along ``axis`` at once.
+
+    By the max-min formula: the value at j is max over i <= j of min over k >= j of the mean i … k.
+    """
+    count = values.shape[axis]
+    if count == 1:
+        return values
+    lines = np.moveaxis(values, axis, -1).reshape(-1, count)
+    heavy = np.moveaxis(weight, axis, -1).reshape(-1, count)
+    falls = np.moveaxis(slack, axis, -1).reshape(-1, count - 1)
+    allowed = np.concatenate([np.zeros((len(lines), 1)), np.cumsum(falls, axis=1)], axis=1)
+    lines = lines + allowed
+    edge = np.zeros((len(lines), 1))
+    mass = np.concatenate([edge, np.cumsum(heavy, axis=1)], axis=1)
+    moment = np.concatenate([edge, np.cumsum(heavy * lines, axis=1)], axis=1)
+    span = mass[:, None, 1:] - mass[:, :-1, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (moment[:, None, 1:] - moment[:, :-1, None]) / span
+    valid = np.triu(np.ones((count, count), dtype=bool))
+    means = np.where(valid, means, np.inf)
+    least = np.minimum.accumulate(means[:, :, ::-1], axis=2)[:, :, ::-1]
+    fitted = np.where(valid, least, -np.inf).max(axis=1) - allowed
+    shape = np.moveaxis(values, axis, -1).shape
+    return np.moveaxis(fitted.reshape(shape), -1, axis)
 
 
 def _majorant(values: FloatArray, slack: Sequence[FloatArray], *, step: int) -> FloatArray:
@@ -238,36 +268,38 @@ def _majorant(values: FloatArray, slack: Sequence[FloatArray], *, step: int) -> 
     return current
 
 
-def _nodes(edge: Range, axes: int) -> list[float]:
-    """Nodes in geometric steps from edge to edge, whole tokens."""
+def _nodes(edges: Sequence[Range]) -> list[list[float]]:
+    """Nodes in geometric steps from edge to edge, whole tokens, as fine as the budget allows."""
+    ratio = _FINEST
+    while True:
+        nodes = [_line(edge, ratio) for edge in edges]
+        if math.prod(len(line) for line in nodes) <= _NODES[len(edges)]:
+            return nodes
+        ratio *= 1.05
+
+
+def _line(edge: Range, ratio: float) -> list[float]:
     low, high = max(edge.low, 1.0), max(edge.high, 1.0)
     if high <= low:
         return [low]
-    steps = math.ceil(math.log(high / low) / math.log(_NODE_RATIO[axes]))
-    steps = min(max(steps, 1), _MAX_NODES[axes] - 1)
-    inner = {round(low * (high / low) ** (step / steps)) for step in range(1, steps)}
-    return sorted({low, high} | {float(node) for node in inner if low < node < high})
+    steps = max(1, math.ceil(math.log(high / low) / math.log(ratio)))
+    inner = {float(round(low * (high / low) ** (step / steps))) for step in range(1, steps)}
+    return sorted({low, high} | {node for node in inner if low < node < high})
 
 
 def _grid_passes(
     regime: Regime, nodes: Sequence[Sequence[float]], *, crowd: float = 1.0
 ) -> PassColumns:
-    """One pass per node; what the axes leave open as one prompt and equal decodes would have it.
-
-    ``crowd`` > 1 asks for passes of that many times the prefix and the longest decode.
-    """
+    """One pass per node, of equal prompts and decodes; ``crowd`` lengthens the longest decode."""
     grids = [grid.ravel() for grid in np.meshgrid(*nodes, indexing="ij")]
     zero = np.zeros(len(grids[0]))
     sizes = dict(zip(REGIME_AXES[regime], grids, strict=True))
-    new, pairs = sizes.get("new_tokens", zero), sizes.get("pairs", zero)
-    decodes, kv_tokens = sizes.get("decode_requests", zero), sizes.get("kv_tokens", zero)
-    prompts = (new > 0).astype(float)
-    prefix = np.maximum(0.0, pairs / np.maximum(new, 1.0) - (new + 1.0) / 2.0) * crowd
-    longest = kv_tokens / np.maximum(decodes, 1.0) * crowd
-    return PassColumns(prompts * crowd, new, prefix, pairs, decodes, kv_tokens, longest)
-
-
-_FIELD = {"new_tokens": 1, "pairs": 3, "decode_requests": 4, "kv_tokens": 5}
+    new, context = sizes.get("new_tokens", zero), sizes.get("prompt_context", zero)
+    prompts = sizes.get("prompts", np.minimum(new, 1.0))
+    decodes, mean = sizes.get("decodes", zero), sizes.get("decode_context", zero)
+    each = new / np.maximum(prompts, 1.0)
+    prefix = np.maximum(0.0, context - (each + 1.0) / 2.0) * prompts
+    return PassColumns(prompts, new, prefix, new * context, decodes, decodes * mean, mean * crowd)
 
 
 def _slack(law: Law, regime: Regime, nodes: Sequence[Sequence[float]], axis: int) -> FloatArray:
@@ -296,16 +328,16 @@ def _relative_slope(
     law: Law, regime: Regime, nodes: Sequence[Sequence[float]], axis: int, crowd: float
 ) -> FloatArray:
     """∂law/∂size over law at every node, per token or request of ``axis``."""
-    passes = _grid_passes(regime, nodes, crowd=crowd)
-    place = _FIELD[REGIME_AXES[regime][axis]]
-    size, step = passes[place], 1e-4
-    smooth = copy(law)
+    step, smooth = 1e-4, copy(law)
     smooth.tile = None
-    times = [
-        _regime_times(smooth, regime, passes._replace(**{passes._fields[place]: size * factor}))
-        for factor in (1.0 - step, 1.0, 1.0 + step)
-    ]
-    slope: FloatArray = (times[2] - times[0]) / (2.0 * step * size * times[1])
+    times = []
+    for factor in (1.0 - step, 1.0, 1.0 + step):
+        moved = [
+            [at * factor for at in line] if a == axis else line for a, line in enumerate(nodes)
+        ]
+        times.append(_regime_times(smooth, regime, _grid_passes(regime, moved, crowd=crowd)))
+    sizes = np.meshgrid(*nodes, indexing="ij")[axis].ravel()
+    slope: FloatArray = (times[2] - times[0]) / (2.0 * step * sizes * times[1])
     return slope
 
 

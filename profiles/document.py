@@ -27,12 +27,17 @@ Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Log: TypeAlias = Annotated[float, Meta(ge=-3, le=3)]
-AxisName: TypeAlias = Literal["new_tokens", "pairs", "decode_requests", "kv_tokens"]
+AxisName: TypeAlias = Literal[
+    "prompts", "new_tokens", "prompt_context", "decodes", "decode_context"
+]
 
+# The axes of a box and of a residual table. ``new_tokens`` is the sum over the prompts;
+# ``prompt_context`` is pairs / new tokens: how many tokens a new token attends to on average;
+# ``decode_context`` is KV tokens / decodes.
 REGIME_AXES: dict[Regime, tuple[AxisName, ...]] = {
-    "prefill": ("new_tokens", "pairs"),
-    "decode": ("decode_requests", "kv_tokens"),
-    "mixed": ("new_tokens", "pairs", "decode_requests", "kv_tokens"),
+    "prefill": ("prompts", "new_tokens", "prompt_context"),
+    "decode": ("decodes", "decode_context"),
+    "mixed": ("new_tokens", "prompt_context", "decodes", "decode_context"),
 }
 
 

@@ -57,6 +57,7 @@ class Work:
         dense = model.attention_parameters_per_layer + model.ffn_parameters_per_layer - routed
         active = model.attention_parameters_per_layer + model.active_ffn_parameters_per_layer
         ffn = model.ffn_size if moe is None else moe.experts_per_token * moe.expert_ffn_size
+        touched = linear * (10.0 * model.hidden_size + 3.0 * ffn) + 4.0 * model.query_size
         weight = model.weight_bytes_per_element
         return cls(
             flops_per_token=linear * 2.0 * layers * active,
@@ -67,10 +68,7 @@ class Work:
             experts_per_token=0 if moe is None else moe.experts_per_token,
             flops_per_pair=4.0 * layers * model.query_size,
             kv_bytes_per_token=float(model.kv_bytes_per_token),
-            elementwise_bytes_per_token=linear
-            * layers
-            * element
-            * (10.0 * model.hidden_size + 3.0 * ffn),
+            elementwise_bytes_per_token=layers * element * touched,
         )
 
 

@@ -117,7 +117,9 @@ class Predictor:
         if requests <= 0.0 or new <= 0.0:
             return 0.0
         time = self.law.prefill_ms(requests, new, prefix, pairs, FLOATS)
-        return time if self._prefill is None else time * self._prefill.at2(new, pairs)
+        return (
+            time if self._prefill is None else time * self._prefill.at3(requests, new, pairs / new)
+        )
 
     def decode_ms(self, requests: float, kv_tokens: float) -> float:
         """Time of decodes alone; requests are padded up to the next graph size."""
@@ -125,7 +127,9 @@ class Predictor:
             return 0.0
         padded = self._padded(requests)
         time = self.law.decode_ms(padded, kv_tokens, FLOATS)
-        return time if self._decode is None else time * self._decode.at2(padded, kv_tokens)
+        return (
+            time if self._decode is None else time * self._decode.at2(padded, kv_tokens / requests)
+        )
 
     def decode_many_ms(self, requests: float, kv_tokens: FloatArray) -> FloatArray:
         """:meth:`decode_ms` for many KV totals of one batch, bit for bit."""
@@ -133,7 +137,9 @@ class Predictor:
             return np.zeros(len(kv_tokens))
         batch = np.full(len(kv_tokens), self._padded(requests))
         time = self.law.decode_ms(batch, kv_tokens, ARRAYS)
-        return time if self._decode is None else time * self._decode.at_many(batch, kv_tokens)
+        if self._decode is None:
+            return time
+        return time * self._decode.at_many(batch, kv_tokens / requests)
 
     def pass_ms(self, shape: PassShape) -> float:
         """Time of a whole pass."""
@@ -148,7 +154,7 @@ class Predictor:
             requests, new, prefix, pairs, decodes, kv_tokens, float(shape.decode_kv_max), FLOATS
         )
         if self._mixed is not None:
-            time *= self._mixed.at4(new, pairs, decodes, kv_tokens)
+            time *= self._mixed.at4(new, pairs / new, decodes, kv_tokens / decodes)
         return max(time, prompts_alone, decodes_alone)
 
     def pass_many_ms(self, passes: PassColumns) -> FloatArray:
@@ -160,21 +166,21 @@ class Predictor:
             n, new, prefix, pairs, *_ = passes.take(has_prompts)
             alone = self.law.prefill_ms(n, new, prefix, pairs, ARRAYS)
             if self._prefill is not None:
-                alone = alone * self._prefill.at_many(new, pairs)
+                alone = alone * self._prefill.at_many(n, new, pairs / new)
             times[has_prompts] = alone
         if has_decodes.any():
             *_, decodes, kv_tokens, _ = passes.take(has_decodes)
             padded = np.array([self._padded(batch) for batch in decodes.tolist()])
             alone = self.law.decode_ms(padded, kv_tokens, ARRAYS)
             if self._decode is not None:
-                alone = alone * self._decode.at_many(padded, kv_tokens)
+                alone = alone * self._decode.at_many(padded, kv_tokens / decodes)
             times[has_decodes] = np.maximum(times[has_decodes], alone)
         both = has_prompts & has_decodes
         if both.any():
             n, new, prefix, pairs, decodes, kv_tokens, longest = passes.take(both)
             mixed = self.law.mixed_ms(n, new, prefix, pairs, decodes, kv_tokens, longest, ARRAYS)
             if self._mixed is not None:
-                mixed = mixed * self._mixed.at_many(new, pairs, decodes, kv_tokens)
+                mixed = mixed * self._mixed.at_many(new, pairs / new, decodes, kv_tokens / decodes)
             times[both] = np.maximum(times[both], mixed)
         return times
 
@@ -203,7 +209,9 @@ class Predictor:
     def coverage_decode_many(self, requests: int, kv_tokens: FloatArray) -> StrArray:
         """:meth:`coverage` of many decode passes of one batch."""
         batch = np.full(len(kv_tokens), float(requests))
-        tags: StrArray = np.array(_TAGS)[self._excess("decode", (batch, kv_tokens))]
+        tags: StrArray = np.array(_TAGS)[
+            self._excess("decode", (batch, kv_tokens / max(requests, 1)))
+        ]
         return tags
 
     def _excess(self, regime: Regime, columns: tuple[FloatArray, ...]) -> npt.NDArray[np.int64]:
@@ -231,11 +239,12 @@ def regime_of(shape: PassShape) -> Regime:
 
 
 def _columns(regime: Regime, shape: PassShape) -> tuple[FloatArray, ...]:
-    sizes = {
+    sizes: dict[AxisName, float] = {
+        "prompts": shape.prefill_requests,
         "new_tokens": shape.prefill_new_tokens,
-        "pairs": shape.prefill_pairs,
-        "decode_requests": shape.decode_requests,
-        "kv_tokens": shape.decode_kv_tokens,
+        "prompt_context": shape.prefill_pairs / max(shape.prefill_new_tokens, 1),
+        "decodes": shape.decode_requests,
+        "decode_context": shape.decode_kv_tokens / max(shape.decode_requests, 1),
     }
     return tuple(np.array([float(sizes[name])]) for name in REGIME_AXES[regime])
 

@@ -50,7 +50,7 @@ class GridAxis:
 
 
 class Table:
-    """One residual: the factor exp(log_factor) over two or four axes."""
+    """One residual: the factor exp(log_factor) over two to four axes."""
 
     def __init__(self, residual: Residual, values: Sequence[float]) -> None:
         """``values`` per node of ``residual``'s grid, last axis fastest."""
@@ -86,26 +86,35 @@ class Table:
         high = flat[above] + (flat[above + 1] - flat[above]) * v
         return low + (high - low) * u
 
+    def at3(self, x: float, y: float, z: float) -> float:
+        """Interpolated value of a table of three axes."""
+        first, second, third = self.axes
+        (i, t), (j, u), (k, v) = first.place(x), second.place(y), third.place(z)
+        start = i * self.strides[0] + j * self.strides[1] + k
+        low, high = self._plane(start, u, v), self._plane(start + self.strides[0], u, v)
+        return low + (high - low) * t
+
     def at4(self, x: float, y: float, z: float, w: float) -> float:
         """Interpolated value of a table of four axes."""
         a, b, c, d = self.axes
         (i, s), (j, t), (k, u), (m, v) = a.place(x), b.place(y), c.place(z), d.place(w)
-        flat = self.flat
         across, along, step, _ = self.strides
         start = i * across + j * along + k * step + m
-        planes = []
-        for corner in (start, start + across):
-            lines = []
-            for edge in (corner, corner + along):
-                low = flat[edge] + (flat[edge + 1] - flat[edge]) * v
-                edge += step
-                high = flat[edge] + (flat[edge + 1] - flat[edge]) * v
-                lines.append(low + (high - low) * u)
-            planes.append(lines[0] + (lines[1] - lines[0]) * t)
-        return planes[0] + (planes[1] - planes[0]) * s
+        low, high = self._plane(start, u, v), self._plane(start + along, u, v)
+        near = low + (high - low) * t
+        start += across
+        low, high = self._plane(start, u, v), self._plane(start + along, u, v)
+        return near + (low + (high - low) * t - near) * s
+
+    def _plane(self, start: int, u: float, v: float) -> float:
+        """Bilinear over the last two axes."""
+        flat, above = self.flat, start + self.strides[-2]
+        low = flat[start] + (flat[start + 1] - flat[start]) * v
+        high = flat[above] + (flat[above + 1] - flat[above]) * v
+        return low + (high - low) * u
 
     def at_many(self, *coordinates: FloatArray) -> FloatArray:
-        """Interpolated values, one array per axis; the bits of :meth:`at2` and :meth:`at4`."""
+        """Interpolated values, one array per axis; the bits of the scalar methods."""
         places = [
             axis.place_many(values) for axis, values in zip(self.axes, coordinates, strict=True)
         ]
