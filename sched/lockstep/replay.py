@@ -1,4 +1,4 @@
-"""Replay of one aggregated vLLM-style rank in lock step: the driver's rules around the core."""
+"""Replay of aggregated vLLM-style ranks in lock step: the driver's rules around the core."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from passtime.errors import DeadEndError, ProviderError
 from passtime.sched.config import LaunchConfig
+from passtime.sched.lockstep.arrivals import arrivals_of, has_turns
 from passtime.sched.lockstep.columns import Columns
 from passtime.sched.lockstep.counts import CountedPool
 from passtime.sched.lockstep.pool import Pool
 from passtime.sched.lockstep.runs import RunPool
 from passtime.sched.lockstep.sequence import Sequence
 from passtime.sched.lockstep.vllm import LockstepRank
-from passtime.sched.replay.arrivals import Arrivals, ClosedLoopArrivals, TraceArrivals
+from passtime.sched.lockstep.workers import Share, merged, shares_of_workers
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.timing import TimingModel
 from passtime.sched.workload.rows import Workload
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 
 
 def supports(launch: LaunchConfig, workload: Workload, options: ReplayOptions) -> bool:
-    """Whether :func:`replay_lockstep` is exact for this replay."""
+    """Whether :func:`replay_lockstep` is exact for this replay.
+
+    Several workers have to be independent of one another: then who gets which request is known
+    before anything runs.
+    """
     engine = launch.engine
+    independent = options.concurrency is None and not has_turns(workload)
     return (
         engine.backend == "vllm"
         and engine.worker_type == "aggregated"
@@ -32,7 +38,7 @@ def supports(launch: LaunchConfig, workload: Workload, options: ReplayOptions) -
         and engine.prefill_schedule_interval == 1
         and not engine.emit_kv_events
         and launch.dp_size == 1
-        and options.num_workers == 1
+        and (options.num_workers == 1 or independent)
     )
 
 
@@ -41,45 +47,101 @@ def replay_lockstep(
     launch: LaunchConfig,
     timing: TimingModel,
     *,
+    concurrency: int | None = None,
+    arrival_speedup_ratio: float = 1.0,
+    max_sim_time_ms: float | None = None,
+    capture_admissions: bool = False,
+    num_workers: int = 1,
+) -> Outcome:
+    """Replay a workload through ranks that :func:`supports` accepts (R-1 … R-23).
+
+    Raises TraceError for arrivals that make no sense, RunError if the run cannot finish.
+    """
+    replays = lockstep_replays(
+        workload,
+        launch,
+        timing,
+        concurrency=concurrency,
+        arrival_speedup_ratio=arrival_speedup_ratio,
+        max_sim_time_ms=max_sim_time_ms,
+        capture_admissions=capture_admissions,
+        num_workers=num_workers,
+    )
+    for replay in replays:
+        replay.run()
+    _raise_if_stuck(replays)
+    outcomes = [replay.outcome() for replay in replays]
+    if num_workers == 1:
+        return outcomes[0]
+    return merged(outcomes, [replay.rows for replay in replays], num_workers)
+
+
+def lockstep_replays(
+    workload: Workload,
+    launch: LaunchConfig,
+    timing: TimingModel,
+    *,
     concurrency: int | None,
     arrival_speedup_ratio: float,
     max_sim_time_ms: float | None,
     capture_admissions: bool,
-) -> Outcome:
-    """Replay a workload through one rank that :func:`supports` accepts (R-1 … R-23).
-
-    Raises TraceError for arrivals that make no sense, RunError if the run cannot finish.
-    """
-    arrivals: Arrivals
-    if concurrency is None:
-        arrivals = TraceArrivals(workload, speedup_ratio=arrival_speedup_ratio)
+    num_workers: int,
+) -> list[LockstepReplay]:
+    """One replay per worker that gets anything, none of them run."""
+    if num_workers > 1:
+        shares = shares_of_workers(workload, num_workers, arrival_speedup_ratio)
     else:
-        arrivals = ClosedLoopArrivals(workload, concurrency=concurrency)
-    horizon_ms = math.inf if max_sim_time_ms is None else max_sim_time_ms
-    replay = LockstepReplay(
-        workload, launch, timing, arrivals, horizon_ms, capture_admissions=capture_admissions
-    )
-    return replay.run()
+        arrivals = arrivals_of(
+            workload, concurrency=concurrency, arrival_speedup_ratio=arrival_speedup_ratio
+        )
+        shares = [Share(0, workload, arrivals, range(len(workload)))]
+    return [
+        LockstepReplay(
+            share,
+            launch,
+            timing,
+            max_sim_time_ms=max_sim_time_ms,
+            capture_admissions=capture_admissions,
+        )
+        for share in shares
+    ]
+
+
+def _raise_if_stuck(replays: list[LockstepReplay]) -> None:
+    """DeadEndError if requests remain that nothing can advance (R-15)."""
+    in_flight = sum(replay.in_flight for replay in replays)
+    if in_flight and not any(replay.stopped for replay in replays):
+        raise DeadEndError(
+            "offline replay detected an effect-free zero-duration pass with "
+            f"{in_flight} in-flight requests remaining at "
+            f"{max(replay.now_ms for replay in replays)} ms: "
+            "they can never be scheduled (does a request outgrow the KV pool?)"
+        )
 
 
 class LockstepReplay:
-    """Drives one rank under a virtual clock; ``run`` it once."""
+    """Drives one rank under a virtual clock; ``run`` it once.
+
+    ``in_flight`` requests have arrived and not ended; ``stopped`` says that time was up.
+    """
 
     def __init__(
         self,
-        workload: Workload,
+        share: Share,
         launch: LaunchConfig,
         timing: TimingModel,
-        arrivals: Arrivals,
-        horizon_ms: float,
         *,
+        max_sim_time_ms: float | None,
         capture_admissions: bool,
     ) -> None:
         """Everything at time 0 (R-1)."""
-        engine = launch.engine
+        engine, workload = launch.engine, share.workload
+        horizon_ms = math.inf if max_sim_time_ms is None else max_sim_time_ms
+        self.rows = share.rows
+        self._worker = share.worker
         self._launch = launch
         self._workload = workload
-        self._arrivals = arrivals
+        self._arrivals = share.arrivals
         self._horizon_ms = horizon_ms
         self._columns = Columns(len(workload), capture_admissions=capture_admissions)
         self.pool: Pool
@@ -93,32 +155,31 @@ class LockstepReplay:
         else:
             self.pool = CountedPool(engine.num_gpu_blocks, engine.block_tokens)
         self._rank = LockstepRank(engine, timing, self.pool, self._columns, horizon_ms=horizon_ms)
-        self._in_flight = 0
+        self.in_flight = 0
+        self.stopped = False
         self._completed_passes = 0  # the first of the rank's passes
         self._idle_passes = 0  # that changed nothing, and are none of the rank's
         self._committed_prefill_tokens = 0
-        self._now_ms = 0.0
+        self.now_ms = 0.0
 
-    def run(self) -> Outcome:
-        """Replay to the end (R-3), or to ``max_sim_time_ms`` (R-23)."""
+    def run(self) -> None:
+        """Replay to the end (R-3), or to ``max_sim_time_ms`` (R-23), or until nothing can move."""
         while True:
             end_ms = self._drain()
             if end_ms is None:
-                if not self._in_flight and self._arrivals.exhausted():
-                    break
                 next_ms = self._arrivals.next_time()
                 if next_ms is None:
-                    raise self._dead_end()
+                    return
                 if next_ms > self._horizon_ms:
-                    break
-                self._now_ms = next_ms
+                    self.stopped = True
+                    return
+                self.now_ms = next_ms
             elif end_ms > self._horizon_ms:
                 self._stop_before_end()
-                break
+                return
             else:
-                self._now_ms = end_ms
+                self.now_ms = end_ms
                 self._complete(end_ms)
-        return self._outcome()
 
     def _drain(self) -> float | None:
         """Everything that can happen at this timestamp (R-2); the end of the pass then in flight.
@@ -126,7 +187,7 @@ class LockstepReplay:
         After a pass of no length the rank runs again before slots that it freed are refilled
         (R-12). A pass that changes nothing is tried once a round (R-14).
         """
-        now_ms, rank = self._now_ms, self._rank
+        now_ms, rank = self.now_ms, self._rank
         changed, freed = True, False
         while changed:
             changed = self._dispatch(now_ms)
@@ -152,7 +213,9 @@ class LockstepReplay:
             if passes > self._completed_passes:
                 now_ms = self._rank.ends_ms[-1]
             number = passes + self._idle_passes
-            raise ProviderError(f"worker 0, pass {number} at {now_ms} ms: {error}") from error
+            raise ProviderError(
+                f"worker {self._worker}, pass {number} at {now_ms} ms: {error}"
+            ) from error
 
     def _dispatch(self, now_ms: float) -> bool:
         """Hand the rank what arrives up to ``now_ms``; whether anything did."""
@@ -164,7 +227,7 @@ class LockstepReplay:
                 output = min(output, max(0, limit - prompt))
             self._columns.arrival_ms[row] = arrival_ms
             self._rank.submit(Sequence(row, prompt, output))
-        self._in_flight += len(due)
+        self.in_flight += len(due)
         return bool(due)
 
     def _complete(self, end_ms: float) -> None:
@@ -179,37 +242,32 @@ class LockstepReplay:
         for sequence in rank.rejected:
             columns.rejected(sequence.row, last)
             arrivals.ended(sequence.row, end_ms)
-        self._in_flight -= len(rank.ended) + len(rank.rejected)
+        self.in_flight -= len(rank.ended) + len(rank.rejected)
 
     def _stop_before_end(self) -> None:
         """The latest pass ends beyond the horizon: it has begun and is never completed (R-23)."""
         ends_ms = self._rank.ends_ms
+        self.stopped = True
         self._completed_passes = len(ends_ms) - 1
         if self._completed_passes:
-            self._now_ms = max(self._now_ms, ends_ms[-2])
+            self.now_ms = max(self.now_ms, ends_ms[-2])
         while (next_ms := self._arrivals.next_time()) is not None and next_ms <= self._horizon_ms:
-            self._now_ms = max(self._now_ms, next_ms)
+            self.now_ms = max(self.now_ms, next_ms)
             self._dispatch(next_ms)
         for sequence in self._rank.ended:
             self._columns.left_open(sequence, self._completed_passes - 1)
 
-    def _outcome(self) -> Outcome:
+    def outcome(self) -> Outcome:
+        """The columns, after ``run``."""
         rank, columns = self._rank, self._columns
         for sequence in (*rank.running, *rank.waiting):
             columns.left_open(sequence, self._completed_passes - 1)
         return columns.outcome(
             rank.ends_ms,
-            scheduler=0,
-            clock_ms=self._now_ms,
+            scheduler=self._worker,
+            clock_ms=self.now_ms,
             passes=self._completed_passes + self._idle_passes,
             preemptions=rank.preemptions,
             committed_prefill_tokens=self._committed_prefill_tokens,
             gpus_per_worker=self._launch.gpus_per_worker,
-        )
-
-    def _dead_end(self) -> DeadEndError:
-        return DeadEndError(
-            "offline replay detected an effect-free zero-duration pass with "
-            f"{self._in_flight} in-flight requests remaining at {self._now_ms} ms: "
-            "they can never be scheduled (does a request outgrow the KV pool?)"
         )

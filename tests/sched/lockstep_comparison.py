@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from workload_generators import Case
 
 from passtime.errors import PasstimeError
 from passtime.sched.config import builtin_timing
+from passtime.sched.lockstep import replay
 from passtime.sched.lockstep.replay import LockstepReplay
 from passtime.sched.replay.driver import AggregatedReplay
 from passtime.sched.replay.outcome import Outcome
@@ -84,8 +86,8 @@ class Run:
     outcome: Outcome | None
     error: PasstimeError | None
     questions: Counter[tuple[object, ...]]
-    free_blocks: int
-    unreferenced_blocks: int
+    free_blocks: list[int]
+    unreferenced_blocks: list[int]
 
 
 def timing_of(case: Case) -> TimingModel:
@@ -102,43 +104,62 @@ def timing_of(case: Case) -> TimingModel:
 def run_literal(case: Case) -> Run:
     """Through the core that reads as the rules do."""
     timing = timing_of(case)
-    replay = AggregatedReplay(
+    literal = AggregatedReplay(
         case.workload,
         case.launch,
         timing,
         arrivals=case.options.arrivals(case.workload),
-        num_workers=1,
+        num_workers=case.options.num_workers,
         max_sim_time_ms=case.options.max_sim_time_ms,
         capture_admissions=True,
     )
-    run = _run(replay, timing)
-    pool = replay._fleet.engines[0].ranks[0]._core.pool
-    return dataclasses.replace(run, free_blocks=pool.free, unreferenced_blocks=pool.unreferenced)
+    run = _run(literal.run, timing)
+    busy = min(case.options.num_workers, len(case.workload))
+    pools = [engine.ranks[0]._core.pool for engine in literal._fleet.engines[:busy]]
+    free = [pool.free for pool in pools]
+    return dataclasses.replace(
+        run, free_blocks=free, unreferenced_blocks=[pool.unreferenced for pool in pools]
+    )
 
 
 def run_lockstep(case: Case) -> Run:
     """Through the core that counts."""
     timing = timing_of(case)
-    replay = LockstepReplay(
-        case.workload,
-        case.launch,
-        timing,
-        case.options.arrivals(case.workload),
-        math.inf if case.options.max_sim_time_ms is None else case.options.max_sim_time_ms,
-        capture_admissions=True,
+    options, pools = case.options, []
+
+    class Watched(LockstepReplay):
+        def run(self) -> None:
+            pools.append(self.pool)
+            super().run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replay, "LockstepReplay", Watched)
+        run = _run(
+            lambda: replay.replay_lockstep(
+                case.workload,
+                case.launch,
+                timing,
+                concurrency=options.concurrency,
+                arrival_speedup_ratio=options.arrival_speedup_ratio,
+                max_sim_time_ms=options.max_sim_time_ms,
+                capture_admissions=True,
+                num_workers=options.num_workers,
+            ),
+            timing,
+        )
+    free = [pool.free for pool in pools]
+    return dataclasses.replace(
+        run, free_blocks=free, unreferenced_blocks=[pool.evictable for pool in pools]
     )
-    run = _run(replay, timing)
-    pool = replay.pool
-    return dataclasses.replace(run, free_blocks=pool.free, unreferenced_blocks=pool.evictable)
 
 
-def _run(replay: AggregatedReplay | LockstepReplay, timing: TimingModel) -> Run:
+def _run(replay: Callable[[], Outcome], timing: TimingModel) -> Run:
     outcome, error = None, None
     try:
-        outcome = replay.run()
+        outcome = replay()
     except PasstimeError as raised:
         error = raised
-    return Run(outcome, error, getattr(timing, "questions", Counter()), 0, 0)
+    return Run(outcome, error, getattr(timing, "questions", Counter()), [], [])
 
 
 def differences(case: Case) -> list[str]:
@@ -154,10 +175,10 @@ def differences(case: Case) -> list[str]:
         a, b = getattr(literal, name), getattr(lockstep, name)
         if a != b:
             found.append(f"{name}: literal {a}, lockstep {b}")
-    blocks = lockstep.free_blocks + lockstep.unreferenced_blocks
-    ended = case.options.max_sim_time_ms is None
-    if ended and blocks != case.launch.engine.num_gpu_blocks:
-        found.append(f"{blocks} blocks are not active at the end")
+    if case.options.max_sim_time_ms is None:
+        both = zip(lockstep.free_blocks, lockstep.unreferenced_blocks, strict=True)
+        if any(sum(blocks) != case.launch.engine.num_gpu_blocks for blocks in both):
+            found.append(f"blocks are active at the end: {lockstep}")
     return found
 
 

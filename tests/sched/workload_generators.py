@@ -26,9 +26,11 @@ def random_case(seed: int, *, backend: str = "vllm", sessions: bool = True) -> C
     block_tokens = rng.choice((2, 3, 4, 4, 8, 16))
     workload = _workload(rng, block_tokens, sessions=sessions)
     concurrency = rng.choice((None, None, 1, 2, 3, 5, 8, 12))
+    independent = concurrency is None and workload.session_ids is None
     seqs = rng.choice((1, 2, 3, 4, 6, 8, 12, 16, None))
     options = ReplayOptions(
         concurrency=concurrency,
+        num_workers=rng.choice((2, 3)) if independent and rng.random() < 0.2 else 1,
         arrival_speedup_ratio=rng.choice((1.0, 1.0, 0.5, 3.0)),
         max_sim_time_ms=rng.uniform(0, 300) if rng.random() < 0.1 else None,
         capture_admissions=True,
