@@ -3,7 +3,8 @@
 B is a weight as ``nn.Linear`` stores it, [N, K] row-major, so both operands run along K and every
 load is 16 bytes wide. Tiles of ``group`` rows are visited together: they share the columns of B
 while those are in L2. From sm_90 on, the descriptor kernel lets the copy engine (TMA) fetch tiles
-whole; the pointer kernel runs everywhere and takes any K.
+whole; the pointer kernel runs everywhere and takes any K. M is the batch: it must not be
+specialised on, or every sixteenth batch size would compile a kernel of its own.
 """
 
 import torch
@@ -23,7 +24,7 @@ def grouped_tile(program, tiles_m, tiles_n, GROUP: tl.constexpr):
     return first + program % per_group % rows, program % per_group // rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def gemm_kernel(
     a,  # [M, K]
     b,  # [N, K]
@@ -67,7 +68,7 @@ def gemm_kernel(
     tl.store(target, accumulator.to(c.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def gemm_descriptor_kernel(
     a,
     b,

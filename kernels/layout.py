@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from passtime.kernels.work import BatchLike, new_tokens
 
+TABLE_ALIGNMENT = 16
+"""Table widths are multiples of this: Triton compiles anew for widths that 16 does not divide."""
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -33,7 +36,7 @@ class PassLayout:
     slots: Int64
     """[rows] where each row's key and value go."""
     block_tables: Int32
-    """[requests, width] page of each ``page_tokens`` tokens; unused entries are 0."""
+    """[requests, width] page of each ``page_tokens`` tokens; width is padded, with zeros."""
     logit_rows: Int64
     """[requests] last row of each request, the one whose next token is wanted."""
 
@@ -102,7 +105,8 @@ def lay_out(
     ]
     rows = new_tokens(batch)
     padding = max(padded_rows or 0, rows) - rows
-    block_tables = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    width = -(-max(map(len, tables)) // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
+    block_tables = np.zeros((len(tables), width), np.int32)
     for row, table in zip(block_tables, tables, strict=True):
         row[: len(table)] = table
     return PassLayout(

@@ -26,7 +26,25 @@ EPS = 1e-5
 
 
 class Operators(Protocol):
-    """What :func:`passtime.kernels.layer.run_pass` calls; shapes as in the kernels' files."""
+    """What :func:`passtime.kernels.layer.run_pass` calls; shapes as in the kernels' files.
+
+    ``tiles`` and ``processors`` are what attention is planned for.
+    """
+
+    @property
+    def tiles(self) -> Tiles:
+        """The device's row of the tile table."""
+        ...
+
+    @property
+    def processors(self) -> int:
+        """Multiprocessors of the device."""
+        ...
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What runs for each operator: part of a profile's provenance."""
+        ...
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """[rows] → [rows, hidden]."""
@@ -96,7 +114,7 @@ class TimedOperators:
 
     @property
     def names(self) -> dict[str, str]:
-        """What runs for each operator: part of a profile's provenance."""
+        """As launched."""
         return {
             "linear": "torch.mm (cuBLAS)" if self.dense == "torch.mm" else "triton gemm",
             "linear_fp8": "triton gemm, scaled",
@@ -184,6 +202,14 @@ class TimedOperators:
 
 class ReferenceOperators:
     """Every operator in float64 by plain torch, on any device: what the others are held to."""
+
+    tiles = tiles_for(None)
+    processors = 1
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Nothing of it is worth timing."""
+        return {"all": "float64 reference"}
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of the table."""

@@ -67,7 +67,7 @@ def top_experts(logits: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
     return experts, weights
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROUTED"])
 def count_kernel(experts, counts, ROUTED, BLOCK: tl.constexpr):
     """How many routed rows each expert has."""
     routed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -95,7 +95,7 @@ def ends_kernel(
     tl.store(ends + expert, end, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROUTED"])
 def place_kernel(experts, cursors, rows, ROUTED, BLOCK: tl.constexpr):
     """Write each routed row into its expert's run, in whatever order the device takes them."""
     routed = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

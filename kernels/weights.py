@@ -5,7 +5,9 @@ draws less power and clocks higher than on normal data. Weights are N(0, 0.02), 
 initialisation; activations follow from them through the norms.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -64,6 +66,10 @@ class Weights:
     final_norm: Tensor
     lm_head: Tensor
     rotations: tuple[Tensor, ...]
+
+    def first(self, layers: int) -> Weights:
+        """The same ends around the first ``layers`` layers."""
+        return replace(self, layers=self.layers[:layers])
 
 
 @dataclass(frozen=True)

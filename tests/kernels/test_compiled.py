@@ -127,7 +127,8 @@ def compiled(launch: Launch, capability: int) -> Binary:
     hints: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or (type(value) is int and value == 1):
+        free = not parameter.do_not_specialize
+        if parameter.is_constexpr or (free and type(value) is int and value == 1):
             signature[parameter.name], constants[(index,)] = "constexpr", value
         elif isinstance(value, Tensor):
             signature[parameter.name] = TYPES[value.dtype]
@@ -136,7 +137,7 @@ def compiled(launch: Launch, capability: int) -> Binary:
             signature[parameter.name] = "fp32"
         else:
             signature[parameter.name] = "i32" if value < 2**31 else "i64"
-            if value % 16 == 0:
+            if free and value % 16 == 0:
                 hints[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, hints)
     kernel = triton.compile(

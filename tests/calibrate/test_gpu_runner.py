@@ -1,0 +1,305 @@
+"""The GPU runner without a GPU: float64 operators on the CPU, and a clock that counts them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from passtime.calibrate import launch
+from passtime.calibrate.backends import backend
+from passtime.calibrate.log import Batch
+from passtime.calibrate.nvml import Watch
+from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed, gpu
+from passtime.calibrate.runners.gpu import GpuRunner, computed_model, find_device
+from passtime.calibrate.stack import PAGE_TOKENS
+from passtime.errors import DeviceError, InputError
+from passtime.kernels.layout import pages_needed
+from passtime.profiles.device import DeviceFacts
+from passtime.profiles.shapes import ModelShape, MoeShape
+
+torch = pytest.importorskip("torch", reason="the GPU runner needs torch")
+pytest.importorskip("triton", reason="the GPU runner needs triton")
+
+from passtime.calibrate.graphs import device_faults  # noqa: E402
+from passtime.kernels.operators import ReferenceOperators  # noqa: E402
+
+LAUNCH_S, OPERATOR_S = 4e-6, 1e-5
+MODEL = ModelShape(
+    name="small",
+    layers=12,
+    hidden_size=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    ffn_size=96,
+    vocab_size=100,
+)
+FACTS = DeviceFacts(kind="cuda", name="Counted", memory_bytes=2**34)
+MIXED = Batch(prefill=((5, 20), (3, 0)), decode=(40, 7))
+DECODE = Batch(decode=(33,))
+
+
+class CountedOperators(ReferenceOperators):
+    """Remembers what ran and on which rows, positions and pages."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.inputs: list[Any] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if callable(found) and not name.startswith("_"):
+            self.calls.append(name)
+        return found
+
+    def attend(self, q: Any, pages: Any, inputs: Any) -> Any:
+        self.inputs.append(inputs)
+        return super().attend(q, pages, inputs)
+
+
+class CountingGraphs:
+    """A "graph" remembers how many operators it holds and takes so long, launch included."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, operators: CountedOperators) -> None:
+        self.operators = operators
+        self.alive = 0
+        self.empty = 0
+
+    def capture(self, run: Callable[[int], Any], repeats: int) -> int:
+        before = len(self.operators.calls)
+        for repeat in range(repeats):
+            run(repeat)
+        self.alive += 1
+        return len(self.operators.calls) - before
+
+    def seconds(self, graph: int) -> float:
+        return LAUNCH_S + OPERATOR_S * graph
+
+    def eager_s(self, run: Callable[[], Any]) -> float:
+        before = len(self.operators.calls)
+        run()
+        return 3 * OPERATOR_S * (len(self.operators.calls) - before)
+
+    def release(self, graph: int) -> None:
+        self.alive -= 1
+
+
+def runner(model: ModelShape = MODEL, **options: Any) -> GpuRunner:
+    operators = CountedOperators()
+    return GpuRunner(
+        facts=FACTS,
+        model=model,
+        batches=[MIXED, DECODE],
+        graphs=CountingGraphs(operators),
+        watch=Watch(None),
+        operators=operators,
+        **options,
+    )
+
+
+# --- Samples -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [MIXED, DECODE], ids=["mixed", "decode"])
+@pytest.mark.parametrize("inner", [1, 2])
+def test_a_sample_of_the_stack_is_that_of_the_whole_model(batch: Batch, inner: int) -> None:
+    stack, whole = runner(), runner(layers=MODEL.layers)
+    assert (stack.layers, whole.layers) == (4, 12)
+    found = stack.replay(stack.prepare(batch), inner)
+    wanted = whole.replay(whole.prepare(batch), inner)
+    assert found == pytest.approx(wanted)
+    assert wanted > inner * 12 * 8 * OPERATOR_S, "eight operators a layer at least"
+
+
+def test_the_raw_time_can_be_had_back_from_the_visit() -> None:
+    device = runner()
+    work = device.prepare(MIXED)
+    sample_s = device.replay(work, 1)
+    known = device.facts_of(work)
+    ends_s = known["ends_ms"]["1"] / 1e3
+    stack_s = ends_s + (sample_s - ends_s) * known["layers"] / MODEL.layers
+    assert stack_s == pytest.approx(device.graphs.seconds(work.stacks[1]), rel=1e-4)
+
+
+def test_a_pass_of_nothing_costs_the_launch() -> None:
+    device = runner()
+    assert device.replay(device.empty(), 1) == LAUNCH_S
+    device.release(device.empty())
+
+
+def test_repeats_run_on_other_pages_each_while_the_pool_lasts() -> None:
+    device = runner()
+    work = device.prepare(DECODE)
+    device.operators.inputs.clear()
+    device.replay(work, 4)
+    tables = [
+        tuple(inputs.layout.block_tables[0, : pages_needed(DECODE, PAGE_TOKENS)].tolist())
+        for inputs in device.operators.inputs
+    ]
+    used = list(dict.fromkeys(tables))
+    rotations = (device.page_count - 1) // pages_needed(DECODE, PAGE_TOKENS)
+    assert len(used) == min(4, rotations) > 1
+    pages = [page for table in used for page in table]
+    assert len(set(pages)) == len(pages)
+
+
+def test_releasing_frees_every_graph() -> None:
+    device = runner()
+    first, second = device.prepare(MIXED), device.prepare(DECODE)
+    device.replay(first, 2)
+    assert device.graphs.alive == 3, "graphs of the ends are freed at once"
+    device.release(first)
+    device.release(second)
+    assert device.graphs.alive == 0
+
+
+def test_token_ids_vary_and_depend_on_the_seed_alone() -> None:
+    ids = [runner(seed=seed).inputs(MIXED).token_ids for seed in (1, 1, 2)]
+    assert len(set(ids[0].tolist())) > 5
+    assert torch.equal(ids[0], ids[1])
+    assert not torch.equal(ids[0], ids[2])
+
+
+# --- Limits --------------------------------------------------------------------------------------
+
+
+def test_a_batch_beyond_the_pool_is_refused_and_the_next_one_runs() -> None:
+    device = runner()
+    with pytest.raises(OutOfDeviceMemory, match="KV pages wanted, the pool has"):
+        device.prepare(Batch(decode=(100_000,)))
+    assert device.replay(device.prepare(DECODE), 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried"), OutOfDeviceMemory),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\n"), RunnerFailed),
+    ],
+)
+def test_cuda_errors_become_what_a_measurement_handles(
+    raised: Exception, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with pytest.raises(expected) as caught, device_faults():
+        raise raised
+    assert "\n" not in str(caught.value)
+
+
+def test_what_failed_to_be_captured_leaves_no_graph() -> None:
+    device = runner()
+
+    def fail(*_: Any) -> Any:
+        raise OutOfDeviceMemory("no room")
+
+    device.operators.silu_mul = fail
+    with pytest.raises(OutOfDeviceMemory):
+        device.prepare(MIXED)
+    assert device.graphs.alive == 0
+
+
+# --- Checks --------------------------------------------------------------------------------------
+
+
+def test_the_checks_find_a_pass_linear_and_count_the_launches() -> None:
+    device = runner()
+    small = {"decode": DECODE, "mixed": MIXED, "too large": Batch(decode=(10_000,))}
+    found = dict(device.linearity_at(small))
+    assert set(found) == {"decode", "mixed"}
+    for values in found.values():
+        assert values["linear"]
+        assert list(values["pass_ms"]) == ["1", "2", "3", "4"]
+        assert values["layer_ms"] == pytest.approx(1e3 * 8 * OPERATOR_S, rel=0.3)
+
+
+def test_topics_of_the_checks_are_those_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "ANCHORS", {"decode 1": DECODE, "mixed": MIXED})
+    monkeypatch.setattr(launch, "LAUNCHES", 20)
+    topics = dict(runner().checks())
+    assert list(topics) == ["linearity", "host_launch"]
+    assert set(topics["linearity"]) == {"decode 1", "mixed"}
+    found = topics["host_launch"]
+    assert found["eager_excess_ms"] == pytest.approx(found["eager_ms"] - found["graph_ms"])
+    assert found["graph_node_us"] == pytest.approx(1e6 * (OPERATOR_S + LAUNCH_S / 20))
+    whole = dict(runner(layers=MODEL.layers).checks())
+    assert list(whole) == ["host_launch"], "nothing is scaled, so nothing has to be linear"
+
+
+# --- Before a runner is open ---------------------------------------------------------------------
+
+
+def test_the_backend_has_what_a_plan_needs() -> None:
+    module = backend("cuda")
+    assert module.POLICY["attention"] == "causal"
+    assert module.POLICY["clock"] == "cuda_events"
+    assert module.memory_bytes(MODEL, MIXED) > 0
+    assert module.DEFAULT_MODEL == "llama-3.1-8b"
+
+
+def shape(**changes: Any) -> ModelShape:
+    return msgspec.structs.replace(MODEL, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (shape(dtype="float32"), {"dtype": "bfloat16"}),
+        (shape(dtype="float16"), {"dtype": "float16"}),
+        (shape(linear_dtype="float8_e4m3"), {"linear_dtype": "float8_e4m3"}),
+        (shape(kv_dtype="float8_e4m3"), {"kv_dtype": None}),
+        (
+            shape(
+                linear_dtype="float8_e4m3",
+                moe=MoeShape(experts=4, experts_per_token=2, expert_ffn_size=32),
+            ),
+            {"linear_dtype": None},
+        ),
+    ],
+)
+def test_the_computed_model_says_what_is_really_run(
+    model: ModelShape, expected: Mapping[str, Any]
+) -> None:
+    found = computed_model(model)
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert computed_model(found) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (shape(head_dim=80), "head_dim 80: the GPU kernels take 32, 64, 128"),
+        (shape(heads=64, kv_heads=1), "64 query heads share a KV head"),
+    ],
+)
+def test_shapes_that_the_kernels_do_not_take_are_refused(model: ModelShape, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        computed_model(model)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_cuda_there_is_no_device() -> None:
+    with pytest.raises(DeviceError, match="finds no CUDA device"):
+        find_device(FACTS)
+
+
+def test_the_device_is_found_by_its_uuid_whatever_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = [SimpleNamespace(name="Same", uuid=text) for text in ("aa", "bb")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
+    digest = hashlib.sha256(b"GPU-bb").hexdigest()[:16]
+    facts = msgspec.structs.replace(FACTS, name="Same", details={"uuid_hash": digest})
+    assert find_device(facts) == (torch.device("cuda", 1), "GPU-bb")
+    labelled = msgspec.structs.replace(FACTS, details={"reported_name": "Same"})
+    assert find_device(labelled) == (torch.device("cuda", 0), "GPU-aa")
+    with pytest.raises(DeviceError, match="does not see the GPU Counted"):
+        find_device(FACTS)
