@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from passtime.errors import DeadEndError
 from passtime.sched.config import LaunchConfig
 from passtime.sched.contract import CompletionEffects, Submit
@@ -43,8 +41,7 @@ class AggregatedReplay:
             timing,
             num_workers,
             guard=self._guard,
-            order=count(),
-            exhausted_is_final=True,
+            pooled=False,
             on_start=self._started,
             on_complete=self._completed,
         )
@@ -84,7 +81,7 @@ class AggregatedReplay:
         while changed:
             changed = False
             self._fleet.begin_round()
-            while (due := self._fleet.next_completion()) and due[0] <= self._now_ms:
+            while (end_ms := self._fleet.next_completion()) is not None and end_ms <= self._now_ms:
                 self._fleet.complete_next(self._now_ms)
                 changed = True
             for arrival_ms, row in self._arrivals.due(self._now_ms):
@@ -96,12 +93,8 @@ class AggregatedReplay:
         return not self._in_flight and self._arrivals.exhausted() and self._fleet.is_drained()
 
     def _next_time(self) -> float | None:
-        completion = self._fleet.next_completion()
-        times = [completion[0]] if completion else []
-        arrival = self._arrivals.next_time()
-        if arrival is not None:
-            times.append(arrival)
-        return min(times, default=None)
+        times = (self._fleet.next_completion(), self._arrivals.next_time())
+        return min((time for time in times if time is not None), default=None)
 
     def _dispatch(self, row: int, arrival_ms: float) -> None:
         """Place a request round-robin over workers, then over the worker's ranks (R-11)."""

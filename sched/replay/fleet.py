@@ -39,7 +39,7 @@ class StallGuard:
 
 
 class Fleet:
-    """The workers of one pool. Several fleets may share ``order`` and one clock (R-42)."""
+    """The workers of one pool. Two fleets may share one clock (R-42)."""
 
     def __init__(
         self,
@@ -48,38 +48,47 @@ class Fleet:
         num_workers: int,
         *,
         guard: StallGuard,
-        order: count[int],
-        exhausted_is_final: bool,
+        pooled: bool,
         on_start: Callable[[int, GroupPass, float], None],
         on_complete: Callable[[int, list[CompletionEffects], float], None],
     ) -> None:
         """Idle workers; the callbacks get (worker, pass or effects, time).
 
-        ``exhausted_is_final``: an effect-free pass that no retry can help ends the replay at once,
-        instead of waiting for the next event (what the reference does, but not between pools).
+        ``pooled`` fleets share their clock with another, and the reference treats their zero-length
+        passes otherwise: what they did shows in the next round, ties of completion go by worker
+        and not by start, and an effect-free pass that no retry can help waits for the next event
+        instead of ending the replay.
         """
         self.engines = [GroupedEngine(i, launch, timing) for i in range(num_workers)]
         self.dp_size = launch.dp_size
         self._guard = guard
-        self._exhausted_is_final = exhausted_is_final
-        self._order = order
+        self._pooled = pooled
+        self._started = count()
         self._on_start = on_start
         self._on_complete = on_complete
-        self._completions: list[tuple[float, int, int, int]] = []
+        self._completions: list[tuple[float, int, int, GroupPass]] = []
+        self._retries: Counter[int] = Counter()
+        self._late: list[tuple[int, list[CompletionEffects]]] = []
         self._set_aside: set[int] = set()
 
     def apply(self, worker: int, dp_rank: int, command: Command, now_ms: float) -> CommandEffects:
         """Send a command to one rank, whether or not its worker is busy (R-11)."""
         return self.engines[worker].apply_command(dp_rank, command, now_ms)
 
-    def next_completion(self) -> tuple[float, int] | None:
-        """(end, start order) of the pass that ends first."""
-        return self._completions[0][:2] if self._completions else None
+    def next_completion(self) -> float | None:
+        """When the pass ends that ends first."""
+        return self._completions[0][0] if self._completions else None
 
-    def complete_next(self, now_ms: float) -> None:
-        """Complete the pass that ends first (R-2.1)."""
-        _, _, worker, pass_id = heapq.heappop(self._completions)
-        self._complete(worker, pass_id, now_ms)
+    def complete_next(self, now_ms: float) -> bool:
+        """Complete the pass that ends first (R-2.1); whether that changed anything."""
+        _, _, worker, group_pass = heapq.heappop(self._completions)
+        return self._complete(worker, group_pass, now_ms)
+
+    def apply_late(self, now_ms: float) -> None:
+        """Show what the zero-length passes of the last round did (pooled fleets only)."""
+        late, self._late = self._late, []
+        for worker, effects in late:
+            self._on_complete(worker, effects, now_ms)
 
     def is_drained(self) -> bool:
         """Whether no worker owns anything (R-3)."""
@@ -95,45 +104,19 @@ class Fleet:
         Returns whether anything changed.
         """
         changed = False
-        retries: Counter[int] = Counter()
         while (worker := self._next_ready()) is not None:
             group_pass = self.engines[worker].execute_pass(now_ms)
             assert group_pass is not None
             self._guard.executed(group_pass)
             self._on_start(worker, group_pass, now_ms)
             if group_pass.end_ms > now_ms:
-                entry = (group_pass.end_ms, next(self._order), worker, group_pass.pass_id)
+                order = worker if self._pooled else next(self._started)
+                entry = (group_pass.end_ms, order, worker, group_pass)
                 heapq.heappush(self._completions, entry)
                 changed = True
-                retries[worker] = 0
-                continue
-            effects = self._complete(worker, group_pass.pass_id, now_ms)
-            if _made_progress(group_pass, effects):
-                changed = True
-                retries[worker] = 0
-                continue
-            if not self._tries_again(worker, group_pass, retries):
-                self._set_aside.add(worker)
+            else:
+                changed |= self._complete(worker, group_pass, now_ms)
         return changed
-
-    def _tries_again(self, worker: int, group_pass: GroupPass, retries: Counter[int]) -> bool:
-        """What the hint of an effect-free zero-length pass asks for (R-15, S-63)."""
-        hint = group_pass.same_timestamp_retry
-        if hint == "exhausted" and self._exhausted_is_final:
-            raise DeadEndError(
-                "offline replay detected an effect-free zero-duration pass of worker "
-                f"{worker} at {group_pass.started_at_ms} ms: its in-flight requests can never be "
-                "scheduled (does one outgrow the KV pool or the prefill budget?)"
-            )
-        if hint in ("not_applicable", "exhausted"):
-            return False
-        retries[worker] += 1
-        if retries[worker] > SAME_INSTANT_RETRIES:
-            raise RunError(
-                f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
-                f"{group_pass.started_at_ms} ms (R-15)"
-            )
-        return True
 
     def _next_ready(self) -> int | None:
         for worker, engine in enumerate(self.engines):
@@ -141,10 +124,38 @@ class Fleet:
                 return worker
         return None
 
-    def _complete(self, worker: int, pass_id: int, now_ms: float) -> list[CompletionEffects]:
-        effects = self.engines[worker].complete_pass(pass_id, now_ms)
-        self._on_complete(worker, effects, now_ms)
-        return effects
+    def _complete(self, worker: int, group_pass: GroupPass, now_ms: float) -> bool:
+        """Make a pass's effects visible; False if it had none and took no time (R-14)."""
+        effects = self.engines[worker].complete_pass(group_pass.pass_id, now_ms)
+        if self._pooled and group_pass.end_ms == group_pass.started_at_ms:
+            self._late.append((worker, effects))
+        else:
+            self._on_complete(worker, effects, now_ms)
+        if group_pass.end_ms > group_pass.started_at_ms or _made_progress(group_pass, effects):
+            self._retries[worker] = 0
+            return True
+        if not self._tries_again(worker, group_pass):
+            self._set_aside.add(worker)
+        return False
+
+    def _tries_again(self, worker: int, group_pass: GroupPass) -> bool:
+        """What the hint of an effect-free zero-length pass asks for (R-15, S-63)."""
+        hint = group_pass.same_timestamp_retry
+        if hint == "exhausted" and not self._pooled:
+            raise DeadEndError(
+                "offline replay detected an effect-free zero-duration pass of worker "
+                f"{worker} at {group_pass.started_at_ms} ms: its in-flight requests can never be "
+                "scheduled (does one outgrow the KV pool or the prefill budget?)"
+            )
+        if hint in ("not_applicable", "exhausted"):
+            return False
+        self._retries[worker] += 1
+        if self._retries[worker] > SAME_INSTANT_RETRIES:
+            raise RunError(
+                f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
+                f"{group_pass.started_at_ms} ms (R-15)"
+            )
+        return True
 
 
 def _made_progress(group_pass: GroupPass, effects: list[CompletionEffects]) -> bool:

@@ -7,7 +7,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal
 from uuid import UUID
 
@@ -49,6 +48,7 @@ class Handoff:
     """One request on its way through both pools; times in ms, NaN before they are known."""
 
     row: int
+    arrival: int = 0  # how many requests arrived before it
     prefill: tuple[int, int] | None = None  # (worker, rank), once placed
     decode: tuple[int, int] | None = None
     timing: TransferTiming | None = None
@@ -104,30 +104,27 @@ class PooledReplay:
         self._prompts = Prompts(workload)
         self._log = RequestLog(len(workload), capture_admissions=capture_admissions)
         self._guard = StallGuard()
-        order = count()
         self._fleets: dict[Pool, Fleet] = {
-            "prefill": self._fleet("prefill", prefill, order),
-            "decode": self._fleet("decode", decode, order),
+            "prefill": self._fleet("prefill", prefill),
+            "decode": self._fleet("decode", decode),
         }
         self._placed: dict[Pool, int] = {"prefill": 0, "decode": 0}
         self._handoffs = [Handoff(row) for row in range(len(workload))]
         self._actions: deque[Callable[[], None]] = deque()
         self._deferred: dict[tuple[Pool, int], list[Callable[[], None]]] = defaultdict(list)
-        self._transfers: list[tuple[float, int]] = []  # ties go by row (R-42)
+        self._transfers: list[tuple[float, int, int]] = []  # ties go by order of arrival
+        self._arrived = 0
         self._in_flight = 0
         self._now_ms = 0.0
 
-    def _fleet(
-        self, pool: Pool, parts: tuple[LaunchConfig, TimingModel, int], order: count[int]
-    ) -> Fleet:
+    def _fleet(self, pool: Pool, parts: tuple[LaunchConfig, TimingModel, int]) -> Fleet:
         launch, timing, workers = parts
         return Fleet(
             launch,
             timing,
             workers,
             guard=self._guard,
-            order=order,
-            exhausted_is_final=False,
+            pooled=True,
             on_start=lambda worker, group_pass, now: self._started(pool, group_pass, now),
             on_complete=lambda worker, effects, now: self._completed(pool, worker, effects, now),
         )
@@ -152,56 +149,47 @@ class PooledReplay:
         return self._outcome()
 
     def _drain(self) -> None:
-        """Everything that can happen at this timestamp, in the order of R-42.
+        """Everything that can happen at this timestamp.
 
-        With decode-first pools the arrivals of a round are those due when it began: a slot that
-        one of its completions frees is refilled in the next round.
+        The order of a round was found by experiment (R-42 says otherwise of arrivals): they come
+        last, so that one at the very end of a pass misses the pass that starts there; and what a
+        zero-length pass did shows in the next round.
         """
         changed = True
         while changed:
             changed = False
             for fleet in self._fleets.values():
                 fleet.begin_round()
-            early = self._arrivals.due(self._now_ms) if self._decode_first else []
+                fleet.apply_late(self._now_ms)
             while (due := self._due_fleet()) is not None:
-                due.complete_next(self._now_ms)
-                changed = True
+                changed |= due.complete_next(self._now_ms)
             while self._transfers and self._transfers[0][0] <= self._now_ms:
-                self._queue_activation(self._handoffs[heapq.heappop(self._transfers)[1]])
-                changed = True
-            arrivals = early if self._decode_first else self._arrivals.due(self._now_ms)
-            for arrival_ms, row in arrivals:
-                self._arrive(row, arrival_ms)
+                self._queue_activation(self._handoffs[heapq.heappop(self._transfers)[2]])
                 changed = True
             while self._actions:
                 self._actions.popleft()()
                 changed = True
             for fleet in self._fleets.values():
                 changed |= fleet.drive(self._now_ms)
-            changed |= bool(self._actions)
+            for arrival_ms, row in self._arrivals.due(self._now_ms):
+                self._arrive(row, arrival_ms)
+                changed = True
 
     def _due_fleet(self) -> Fleet | None:
-        """The pool whose pass is the next to complete now: by end, then by start order."""
-        due = [
-            (completion, fleet)
-            for fleet in self._fleets.values()
-            if (completion := fleet.next_completion()) and completion[0] <= self._now_ms
-        ]
-        return min(due, key=lambda entry: entry[0])[1] if due else None
+        """The pool whose pass is the next to complete now: by end, the prefill pool first."""
+        ends = {fleet.next_completion(): fleet for fleet in reversed(self._fleets.values())}
+        due = [end_ms for end_ms in ends if end_ms is not None and end_ms <= self._now_ms]
+        return ends[min(due)] if due else None
 
     def _done(self) -> bool:
         drained = all(fleet.is_drained() for fleet in self._fleets.values())
         return not self._in_flight and self._arrivals.exhausted() and drained
 
     def _next_time(self) -> float | None:
-        completions = (fleet.next_completion() for fleet in self._fleets.values())
-        times = [completion[0] for completion in completions if completion]
-        if self._transfers:
-            times.append(self._transfers[0][0])
-        arrival = self._arrivals.next_time()
-        if arrival is not None:
-            times.append(arrival)
-        return min(times, default=None)
+        times = [fleet.next_completion() for fleet in self._fleets.values()]
+        times.append(self._transfers[0][0] if self._transfers else None)
+        times.append(self._arrivals.next_time())
+        return min((time for time in times if time is not None), default=None)
 
     # --- Actions (R-41) -------------------------------------------------------------------------
 
@@ -210,6 +198,8 @@ class PooledReplay:
         self._in_flight += 1
         self._guard.progress()
         handoff = self._handoffs[row]
+        handoff.arrival = self._arrived
+        self._arrived += 1
         first = self._reserve if self._decode_first else self._submit_prefill
         self._actions.append(lambda: first(handoff))
 
@@ -234,7 +224,7 @@ class PooledReplay:
         try:
             self._apply("decode", handoff.decode, command)
         except CommandError:
-            self._log.scheduler[handoff.row] = -1
+            self._log.scheduler[handoff.row] = -1  # the reference reports no place either
             self._log.ended(handoff.row, self._now_ms, Status.FAILED)
             if handoff.prefill is None:
                 self._leave(handoff)
@@ -247,7 +237,7 @@ class PooledReplay:
         assert handoff.missing_tokens is not None
         delay_ms = handoff.timing.delay_ms(handoff.missing_tokens) or 0.0
         if delay_ms > 0:
-            heapq.heappush(self._transfers, (self._now_ms + delay_ms, handoff.row))
+            heapq.heappush(self._transfers, (self._now_ms + delay_ms, handoff.arrival, handoff.row))
         else:
             self._queue_activation(handoff)
 
@@ -273,8 +263,11 @@ class PooledReplay:
         """Only now does a rejected or failed request leave its in-flight slot (R-44)."""
         self._apply("prefill", handoff.prefill, CancelSource(handoff.handoff_id))
         if handoff.decode is not None:
-            self._apply("decode", handoff.decode, CancelDestination(handoff.handoff_id))
+            self._defer("decode", handoff.decode, lambda: self._cancel_destination(handoff))
         self._leave(handoff)
+
+    def _cancel_destination(self, handoff: Handoff) -> None:
+        self._apply("decode", handoff.decode, CancelDestination(handoff.handoff_id))
 
     def _leave(self, handoff: Handoff) -> None:
         self._in_flight -= 1

@@ -58,6 +58,7 @@ def _trace(rng: random.Random, block: int, *, sessions: bool) -> tuple[list[dict
     ]
     sharing = rng.choice([0.0, 0.3, 0.8])
     spread_ms = rng.choice([0.0, 1.0, 10.0, 60.0])
+    decimals = rng.choice([0, 3])  # whole milliseconds meet the ends of passes
     clock, fresh, seen = 0.0, 100_000, set[tuple[int, int]]()
     trace: list[dict[str, Any]] = []
     for _ in range(requests):
@@ -75,7 +76,7 @@ def _trace(rng: random.Random, block: int, *, sessions: bool) -> tuple[list[dict
         ids = ids[:blocks] + list(range(fresh, fresh + blocks - len(ids[:blocks])))
         fresh += blocks
         if rng.random() < 0.6:
-            clock = round(clock + rng.expovariate(1.0) * spread_ms, 3)
+            clock = round(clock + rng.expovariate(1.0) * spread_ms, decimals)
         trace.append(
             {
                 "timestamp": clock,
