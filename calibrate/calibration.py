@@ -192,6 +192,8 @@ def _measure(
 FLAG_SENTENCES = {
     "threads": "BLAS uses more than one thread although it was told not to: CPU times are too low "
     "and the profile is marked",
+    "no_nvml": "NVML does not answer: clocks, power and throttling are unknown, and the profile is "
+    "marked",
 }
 
 

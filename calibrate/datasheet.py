@@ -89,21 +89,21 @@ _PRODUCTS = (
     ),
     _Product(pattern=r"L40", tflops=181.05, gb_per_s=864, source="NVIDIA L40 datasheet"),
     _Product(
-        pattern=r"\bL4\b",
+        pattern=r"L4",
         tflops=121,
         gb_per_s=300,
         source="NVIDIA L4 datasheet (rates with sparsity, halved)",
     ),
-    _Product(pattern=r"\bA10G\b", tflops=70, gb_per_s=600, source="NVIDIA A10G datasheet"),
-    _Product(pattern=r"\bA10\b", tflops=125, gb_per_s=600, source="NVIDIA A10 datasheet"),
-    _Product(pattern=r"\bA30\b", tflops=165, gb_per_s=933, source="NVIDIA A30 datasheet"),
+    _Product(pattern=r"A10G", tflops=70, gb_per_s=600, source="NVIDIA A10G datasheet"),
+    _Product(pattern=r"A10", tflops=125, gb_per_s=600, source="NVIDIA A10 datasheet"),
+    _Product(pattern=r"A30", tflops=165, gb_per_s=933, source="NVIDIA A30 datasheet"),
     _Product(
         pattern=r"RTX A6000",
         tflops=154.8,
         gb_per_s=768,
         source="NVIDIA RTX A6000 datasheet (rates with sparsity, halved)",
     ),
-    _Product(pattern=r"\bA40\b", tflops=149.7, gb_per_s=696, source="NVIDIA A40 datasheet"),
+    _Product(pattern=r"A40", tflops=149.7, gb_per_s=696, source="NVIDIA A40 datasheet"),
     _Product(
         pattern=r"RTX 6000 Ada",
         tflops=364.2,
@@ -127,16 +127,18 @@ _PRODUCTS = (
     _Product(pattern=r"RTX 3090 Ti", tflops=80, gb_per_s=1008, source=_GEFORCE_30),
     _Product(pattern=r"RTX 3090", tflops=71, gb_per_s=936, source=_GEFORCE_30),
     _Product(pattern=r"V100S", tflops=130, gb_per_s=1134, source="NVIDIA V100S datasheet"),
-    _Product(pattern=r"V100.*(SXM|DGXS)", tflops=125, gb_per_s=900, source="NVIDIA V100 datasheet"),
+    _Product(
+        pattern=r"V100.*(?:SXM\d?|DGXS)", tflops=125, gb_per_s=900, source="NVIDIA V100 datasheet"
+    ),
     _Product(pattern=r"V100", tflops=112, gb_per_s=900, source="NVIDIA V100 datasheet"),
-    _Product(pattern=r"\bT4\b", tflops=65, gb_per_s=320, source="NVIDIA T4 datasheet"),
+    _Product(pattern=r"T4", tflops=65, gb_per_s=320, source="NVIDIA T4 datasheet"),
 )
 
 
 def peaks(name: str, memory_bytes: int) -> Peaks | None:
     """The datasheet's rates of the GPU that the driver calls ``name``; None if not listed."""
     for product in _PRODUCTS:
-        if not re.search(product.pattern, name, re.IGNORECASE):
+        if not re.search(rf"\b(?:{product.pattern})\b", name, re.IGNORECASE):
             continue
         if product.memory_gib is not None and memory_bytes > product.memory_gib * GIB:
             continue

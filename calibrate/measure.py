@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
 from statistics import median
@@ -91,6 +91,7 @@ class Measurement:
             self._note("start", self._circumstances())
             if self._unfinished():
                 self._warm_up()
+                self._check()
             for round_ in range(self._book.last_round, self._clock.rounds):
                 if not self._round(round_):
                     break
@@ -231,13 +232,14 @@ class Measurement:
             )
         work = self._runner.prepare(point.batch)
         try:
-            return sample_visit(
+            sampled = sample_visit(
                 self._runner,
                 work,
                 self._clock,
                 deadline=self._runner.now() + self._left_s,
                 expected_s=self._book.pass_s(point.id),
             )
+            return replace(sampled, clocks={**sampled.clocks, **self._runner.facts_of(work)})
         finally:
             self._runner.release(work)
 
@@ -270,6 +272,16 @@ class Measurement:
             self._note("warm_up", self._reference.settle(deadline, self._budget_s))
             self._book.reference_ms = self._reference.session_ms
             self._time_launch()
+        except RunnerFailed as fault:
+            self._restart(str(fault))
+
+    def _check(self) -> None:
+        """The runner's own checks, before the first visit of a log."""
+        if self._book.visits:
+            return
+        try:
+            for topic, values in self._runner.checks():
+                self._note(topic, values)
         except RunnerFailed as fault:
             self._restart(str(fault))
 

@@ -9,8 +9,10 @@ give the same plan.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -24,9 +26,8 @@ from passtime.sched.timing import FloatArray
 
 Coordinates: TypeAlias = tuple[float, ...]
 
-CANDIDATES = 400  # random batches per regime to choose from
-SHRINK = 0.75  # factor of sizes and numbers, from one try to fit a budget to the next
-SMALLEST = 0.02  # the smallest such factor: what still does not fit then is measured in part
+CANDIDATES = 300  # random batches per regime to choose from
+SHRINKINGS = [0.75**step for step in range(14)]  # factors of sizes and numbers to choose from
 EQUAL_BELOW = 0.25  # spreads of KV lengths under this are none
 SHORTEST_CHUNK = 4
 SHORTEST_PREFIX = 32
@@ -193,14 +194,18 @@ def make_plan(
     ``min_rounds`` times. InputError if not even the smallest batch fits ``memory_bytes``.
     """
     limit_bytes = int(sizing.memory_share * memory_bytes)
-    factor = 1.0
-    while True:
+
+    @cache
+    def shrunk(step: int) -> Plan:
+        factor = SHRINKINGS[step]
         longest_s = factor * sizing.longest_share * budget_s
-        plan = _fill(_scaled(sizing, factor), costs, longest_s, limit_bytes, seed)
-        sure_s = min_rounds * plan.round_s
-        if sure_s <= sizing.sure_share * budget_s or factor <= SMALLEST:
-            return plan
-        factor *= SHRINK
+        return _fill(_scaled(sizing, factor), costs, longest_s, limit_bytes, seed)
+
+    def fits(step: int) -> bool:
+        return min_rounds * shrunk(step).round_s <= sizing.sure_share * budget_s
+
+    last = len(SHRINKINGS) - 1  # what does not fit even then is measured in part
+    return shrunk(bisect_left(range(last), True, key=fits))
 
 
 def _scaled(sizing: Sizing, factor: float) -> Sizing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from passtime.calibrate.clock import ClockedDevice
@@ -43,6 +43,17 @@ class Runner(ClockedDevice, Protocol):
 
     def release(self, work: Any) -> None:
         """Free what ``prepare`` took."""
+        ...
+
+    def facts_of(self, work: Any) -> Mapping[str, Any]:
+        """What is to be logged with every visit of a work, beside clocks; often nothing."""
+        ...
+
+    def checks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Measurements beside the points, each for a note of that topic; often none.
+
+        Asked for once per log, on the warm device, before the first visit.
+        """
         ...
 
     def empty(self) -> Any | None:

@@ -12,7 +12,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,14 @@ class CpuRunner:
 
     def release(self, work: Batch) -> None:
         """Nothing was taken."""
+
+    def facts_of(self, work: Batch) -> Mapping[str, Any]:
+        """Nothing beside the times."""
+        return {}
+
+    def checks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """None beside the one for threads, made when the process starts."""
+        return iter(())
 
     def empty(self) -> None:
         """A function call: no launch to speak of."""

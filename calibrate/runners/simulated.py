@@ -8,7 +8,7 @@ and drivers that fail.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,14 @@ class SimulatedGpu:
 
     def release(self, work: Batch) -> None:
         """Nothing was taken."""
+
+    def facts_of(self, work: Batch) -> Mapping[str, Any]:
+        """The truth."""
+        return {"truth_ms": 1e3 * self._truth_s(work)} if work != Batch() else {}
+
+    def checks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """One, which proves nothing."""
+        yield "simulation", {"noise": self._faults.noise}
 
     def empty(self) -> Batch:
         """A batch of nothing."""

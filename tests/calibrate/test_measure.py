@@ -160,6 +160,16 @@ def test_the_launch_of_nothing_is_measured(bench: Bench) -> None:
     assert note.values["ms"] == pytest.approx(5e-3, rel=0.02)
 
 
+def test_the_runners_own_checks_and_facts_are_logged_once(bench: Bench) -> None:
+    bench.budget_s = 2.5
+    bench.measure()
+    bench.budget_s = 60.0
+    bench.measure()
+    assert [note.topic for note in bench.log().notes].count("simulation") == 1
+    for visit in bench.log().visits:
+        assert visit.clocks["truth_ms"] == 1e3 * truth_s(PLAN[visit.point].batch)
+
+
 def test_a_block_of_points_is_measured_again_when_the_reference_has_moved(bench: Bench) -> None:
     slow = Window(start_s=2.52, end_s=2.85, speed=0.9, admitted=False)
     bench.measure(Faults(windows=(slow,)))

@@ -73,7 +73,7 @@ def within(batch: Batch, box: Box) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     kind=st.sampled_from(sorted(DEVICES)),
     budget_s=st.floats(0.5, 600.0),
