@@ -11,6 +11,7 @@ import pytest
 from passtime import cli
 from passtime.profiles.device import DeviceFacts
 from passtime.profiles.document import (
+    REGIME_AXES,
     Accuracy,
     AxisName,
     Coefficients,
@@ -20,6 +21,7 @@ from passtime.profiles.document import (
     Profile,
     Provenance,
     Range,
+    Regime,
     save_profile,
 )
 from passtime.profiles.shapes import load_model
@@ -52,14 +54,22 @@ def passtime(
     return run
 
 
+MEASURED_UP_TO: dict[AxisName, float] = {
+    "prompts": 4.0,
+    "new_tokens": 4096.0,
+    "prompt_context": 4096.0,
+    "decodes": 8.0,
+    "decode_context": 500.0,
+}
+
+
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """A profile file of a small imaginary GPU, fitted on mixed passes too."""
-    axes = {"new_tokens": 4096.0, "pairs": 8e6, "decode_requests": 8.0, "kv_tokens": 4000.0}
-
-    def box(*names: AxisName) -> dict[AxisName, Range]:
-        return {name: Range(low=1.0, high=axes[name]) for name in names}
-
+    box: dict[Regime, dict[AxisName, Range]] = {
+        regime: {axis: Range(low=1.0, high=MEASURED_UP_TO[axis]) for axis in axes}
+        for regime, axes in REGIME_AXES.items()
+    }
     path = tmp_path / "small-gpu.json"
     document = Profile(
         schema=1,
@@ -93,11 +103,7 @@ def profile(tmp_path: Path) -> Path:
             mixed_kv_ms=0.0,
             mixed_request_kv_ms=0.0,
         ),
-        box={
-            "prefill": box("new_tokens", "pairs"),
-            "decode": box("decode_requests", "kv_tokens"),
-            "mixed": box("new_tokens", "pairs", "decode_requests", "kv_tokens"),
-        },
+        box=box,
         errors=Errors(
             in_sample=Accuracy(
                 points=1, mape_percent=0.0, p90_percent=0.0, max_percent=0.0, bias_percent=0.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ ENGINE = {
 }
 LAUNCH = LaunchConfig(engine=EngineConfig(**ENGINE))
 WORKLOAD = synthetic(SyntheticLoad(kind="conversation", num_prompts=20, request_rate=4.0))
+
+SHARED = Path(os.environ.get("PASSTIME_SHARED", Path(__file__).parents[2] / ".." / "shared"))
 
 Command = Callable[..., Any]
 
@@ -317,6 +321,23 @@ def test_a_page_without_matplotlib_is_refused_before_any_work(
     assert ran.code == 2
     assert "pip install 'passtime[report]'" in ran.err
     assert not target.exists()
+
+
+@pytest.mark.slow
+def test_a_whole_trace_under_two_models_and_their_constants_takes_seconds(
+    passtime: Command, engine: Path, profile: Path
+) -> None:
+    trace = SHARED / "data" / "traces" / "splitwise_conv.csv.gz"
+    if not trace.exists():
+        pytest.skip("splitwise_conv.csv.gz: no such trace under PASSTIME_SHARED or ../shared")
+    engine.write_text(json.dumps({**ENGINE, "num_gpu_blocks": 20_000, "max_num_seqs": 256}))
+    started = time.process_time()
+    ran = passtime(
+        "compare", "--engine", engine, "--trace", trace, "--timing", profile, *MODELS, "--json"
+    )
+    assert time.process_time() - started < 60.0  # 5 s measured
+    columns = json.loads(ran.out)["columns"]
+    assert [column["counts"]["completed_requests"] for column in columns] == [19366] * 5
 
 
 def test_parsing_loads_no_numbers() -> None:
