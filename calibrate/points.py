@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from passtime.calibrate.log import Batch, Log
 from passtime.profiles.document import REGIME_AXES, AxisName, MeasuredPoint, Range, Regime
 from passtime.profiles.predict import PassColumns
 from passtime.sched.timing import FloatArray
+
+AXES: tuple[AxisName, ...] = get_args(AxisName)
 
 _GAUSSIAN_MAD = 1.4826
 _MEDIAN_EFFICIENCY = 1.2533  # a median's standard error over a mean's

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from passtime.calibrate.points import axis_columns
+from passtime.calibrate.points import AXES, axis_columns
 from passtime.profiles.document import REGIME_AXES, Axis, AxisName, Range, Regime, Residual
 from passtime.profiles.law import ARRAYS, Law
 from passtime.profiles.predict import PassColumns
@@ -28,8 +28,8 @@ from passtime.sched.timing import FloatArray
 _OCTAVES = 3.0  # one unit of kernel distance
 _ROOT3 = math.sqrt(3.0)
 _TUNED_POINTS = 300  # more than these do not change the hyperparameters
-_NODES = {2: 2500, 3: 4000, 4: 10000}  # of a table with so many axes
-_FINEST = 2.0**0.125  # ratio of neighbouring nodes
+_NODES = {2: 2500, 3: 4000, 4: 8000}  # of a table with so many axes
+_FINEST, _COARSEST = 1.0 / 8.0, 2.0  # octaves between neighbouring nodes
 _PROJECTIONS, _SETTLED = 40, 1e-4
 _SLOPE_MARGIN = 0.9
 _NOISE = (math.log(0.01), 0.7)
@@ -41,6 +41,7 @@ _LENGTH = (math.log(2.0), math.log(0.7), 0.8)
 class Surface:
     """A conditioned process: where it was measured and what it learned there."""
 
+    sizes: FloatArray  # all five axes of every point
     places: FloatArray
     axes: npt.NDArray[np.intp]  # the coordinates that vary
     theta: FloatArray
@@ -50,18 +51,56 @@ class Surface:
 
     def mean(self, passes: PassColumns) -> FloatArray:
         """ln(factor) of each pass."""
-        kernel = _kernel(coordinates(passes)[:, self.axes], self.places, self.theta)
-        mean: FloatArray = kernel @ self.weights
-        return mean
+        return self._mean(self._kernel(passes))
 
     def spread(self, passes: PassColumns) -> FloatArray:
         """Predictive standard deviation of ln(time), measurement noise included."""
-        return self._spread(_kernel(coordinates(passes)[:, self.axes], self.places, self.theta))
+        return self._spread(self._kernel(passes))
+
+    def on_grid(self, lines: Mapping[AxisName, Sequence[float]]) -> tuple[FloatArray, FloatArray]:
+        """Mean and spread at every node of a tensor grid, last axis fastest; absent axes are 0."""
+        places = [np.log2(1.0 + np.array(lines.get(name, [0.0]))) / _OCTAVES for name in AXES]
+        total: FloatArray | float = 0.0
+        for smooth, amplitude, lengths in _halves(self.theta):
+            part = np.full((1, len(self.places)), math.exp(2.0 * amplitude))
+            for column, (axis, length) in enumerate(zip(self.axes, lengths, strict=True)):
+                distance = np.abs(places[axis][:, None] - self.places[None, :, column])
+                along = _profiles(distance, float(length), smooth)[0]
+                part = (part[:, None, :] * along[None, :, :]).reshape(-1, len(self.places))
+            total = total + part
+        kernel = np.asarray(total)
+        return self._mean(kernel), self._spread(kernel)
 
     def left_out(self) -> tuple[FloatArray, FloatArray]:
         """Error and spread at every point had it been left out, hyperparameters kept."""
         diagonal = np.diag(self.inverse)
         return self.weights / diagonal, 1.0 / np.sqrt(diagonal)
+
+    def _kernel(self, passes: PassColumns) -> FloatArray:
+        return _kernel(coordinates(passes)[:, self.axes], self.places, self.theta)
+
+    def _mean(self, kernel: FloatArray) -> FloatArray:
+        mean: FloatArray = kernel @ self.weights
+        return mean
+
+    def mixed_prompts(self) -> float:
+        """The usual number of prompts in a measured mixed pass: its table has no axis for it."""
+        mixed = (self.sizes[:, AXES.index("prompts")] > 0) & (
+            self.sizes[:, AXES.index("decodes")] > 0
+        )
+        return float(np.median(self.sizes[mixed, AXES.index("prompts")])) if mixed.any() else 1.0
+
+    def length(self, name: AxisName) -> float:
+        """Over how many octaves of an axis the surface changes; long where it does not."""
+        index = np.flatnonzero(self.axes == AXES.index(name))
+        if not len(index):
+            return _OCTAVES * 1e3
+        rates = [
+            (math.exp(2.0 * amplitude), math.exp(-lengths[index[0]]))
+            for _, amplitude, lengths in _halves(self.theta)
+        ]
+        total = sum(power for power, _ in rates)
+        return _OCTAVES * total / sum(power * rate for power, rate in rates)
 
     def _spread(self, kernel: FloatArray) -> FloatArray:
         rough, smooth = _amplitudes(self.theta)
@@ -101,6 +140,7 @@ def fit_surface(
     kernel[np.diag_indices(len(places))] += math.exp(2.0 * theta[0]) + sigma**2
     inverse = np.asarray(np.linalg.inv(kernel), dtype=np.float64)
     return Surface(
+        sizes=np.stack(list(axis_columns(passes).values()), axis=1),
         places=places,
         axes=axes,
         theta=theta,
@@ -191,12 +231,14 @@ def _tuned(places: FloatArray, values: FloatArray, sigma: FloatArray) -> FloatAr
 def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], law: Law) -> Residual:
     """The residual of one regime on a grid over its box, monotone together with ``law``."""
     names = REGIME_AXES[regime]
-    nodes = _nodes([box[name] for name in names])
-    passes = _grid_passes(regime, nodes)
+    nodes = _nodes([box[name] for name in names], [surface.length(name) for name in names])
     shape = tuple(len(axis) for axis in nodes)
-    mean, spread = surface.mean(passes).reshape(shape), surface.spread(passes)
+    lines: dict[AxisName, Sequence[float]] = dict(zip(names, nodes, strict=True))
+    if regime == "mixed":
+        lines["prompts"] = [surface.mixed_prompts()]
+    mean, spread = surface.on_grid(lines)
     slack = [_slack(law, regime, nodes, axis) for axis in range(len(nodes))]
-    factor = monotone(np.clip(mean, -2.5, 2.5), spread.reshape(shape) ** -2, slack)
+    factor = monotone(np.clip(mean, -2.5, 2.5).reshape(shape), spread.reshape(shape) ** -2, slack)
     return Residual(
         axes=tuple(
             Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
@@ -268,21 +310,28 @@ def _majorant(values: FloatArray, slack: Sequence[FloatArray], *, step: int) -> 
     return current
 
 
-def _nodes(edges: Sequence[Range]) -> list[list[float]]:
-    """Nodes in geometric steps from edge to edge, whole tokens, as fine as the budget allows."""
-    ratio = _FINEST
+def _nodes(edges: Sequence[Range], lengths: Sequence[float]) -> list[list[float]]:
+    """Nodes in geometric steps from edge to edge, as fine as the budget allows.
+
+    An axis along which the surface changes fast (a short length, in octaves) gets finer steps.
+    """
+    scale = _FINEST / max(lengths)
     while True:
-        nodes = [_line(edge, ratio) for edge in edges]
-        if math.prod(len(line) for line in nodes) <= _NODES[len(edges)]:
+        nodes = [
+            _line(edge, min(max(scale * length, _FINEST), _COARSEST))
+            for edge, length in zip(edges, lengths, strict=True)
+        ]
+        count = math.prod(len(line) for line in nodes)
+        if count <= _NODES[len(edges)] or scale > 1e6:
             return nodes
-        ratio *= 1.05
+        scale *= 1.05
 
 
-def _line(edge: Range, ratio: float) -> list[float]:
+def _line(edge: Range, octaves: float) -> list[float]:
     low, high = max(edge.low, 1.0), max(edge.high, 1.0)
     if high <= low:
         return [low]
-    steps = max(1, math.ceil(math.log(high / low) / math.log(ratio)))
+    steps = max(1, math.ceil(math.log2(high / low) / octaves))
     inner = {float(round(low * (high / low) ** (step / steps))) for step in range(1, steps)}
     return sorted({low, high} | {node for node in inner if low < node < high})
 
