@@ -30,6 +30,10 @@ SCHEMA = 1
 FAULTS_SHOWN = 20
 
 
+class OtherRunError(DocumentError):
+    """A log that was begun with other settings cannot be continued with these."""
+
+
 class Batch(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one pass computes: tokens per request.
 
@@ -259,7 +263,7 @@ class LogWriter:
 
 
 def require_same_run(found: Header, wanted: Header, source: str) -> None:
-    """Check that a log may be continued: DocumentError says what differs, and what to do.
+    """Check that a log may be continued: OtherRunError says what differs, and what to do.
 
     The plan is compared too; software versions, the driver and the start time may differ.
     """
@@ -273,7 +277,7 @@ def require_same_run(found: Header, wanted: Header, source: str) -> None:
     if not differences and found.plan != wanted.plan:
         differences = [f"plan: {len(found.plan)} points there, {len(wanted.plan)} other ones asked"]
     if differences:
-        raise DocumentError(
+        raise OtherRunError(
             f"{source}: line 1: this log was begun with other settings "
             f"({'; '.join(differences)}): give another --log, or repeat the old settings"
         )
