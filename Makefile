@@ -1,0 +1,58 @@
+# make demo   the whole job on this machine's CPU, core install only
+# make test   everything that CI runs
+# make lint   ruff and mypy
+# make bench  accuracy, and ours against the reference where its venv exists
+# make gpu    everything that needs an NVIDIA GPU, in one command under ten minutes
+# make parity random workloads, ours against the reference (MINUTES=10, BACKENDS=vllm,trtllm,sglang)
+
+PYTHON ?= python3
+MINUTES ?= 10
+SEED ?= 0
+BACKENDS ?= vllm,trtllm,sglang
+OUT ?= gpu-out
+
+.PHONY: demo test lint bench gpu parity clean
+
+demo: .venv-demo/.done
+	.venv-demo/bin/passtime demo
+
+test: .venv/.done
+	.venv/bin/python -m pytest -q
+
+lint: .venv/.done
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/mypy tests benchmarks
+
+bench: .venv/.done
+	OPENBLAS_NUM_THREADS=1 .venv/bin/python benchmarks/accuracy.py
+	OPENBLAS_NUM_THREADS=1 .venv/bin/python benchmarks/versus_reference.py --quick
+
+parity: .venv/.done .venv-reference/.done
+	.venv/bin/python tests/parity/fuzz.py --minutes $(MINUTES) --seed $(SEED) --backend $(BACKENDS)
+
+gpu:
+	$(PYTHON) benchmarks/gpu.py --output $(OUT)
+
+clean:
+	rm -rf .venv .venv-demo .venv-reference build *.egg-info src/*.egg-info
+
+.venv-demo/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/pip install -q -e .
+	touch $@
+
+# torch first and pinned: a plain torch would fetch gigabytes of CUDA. numpy < 2.4 is what the
+# interpreter of triton 3.6 can run on.
+.venv/.done: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q 'torch==2.13.0' 'triton==3.6.0' 'numpy<2.4'
+	.venv/bin/pip install -q -e '.[report,cluster,dev]'
+	touch $@
+
+.venv-reference/.done:
+	$(PYTHON) -m venv .venv-reference
+	.venv-reference/bin/pip install -q ai-dynamo-runtime==1.6.1
+	.venv-reference/bin/pip install -q --no-deps ai-dynamo==1.6.1
+	touch $@
