@@ -33,7 +33,7 @@ parity: .venv/.done .venv-reference/.done
 	.venv/bin/python tests/parity/fuzz.py --minutes $(MINUTES) --seed $(SEED) --backend $(BACKENDS)
 
 gpu:
-	$(PYTHON) benchmarks/gpu.py --output $(OUT)
+	.ci/gpu $(OUT)
 
 clean:
 	rm -rf .venv .venv-demo .venv-reference build *.egg-info src/*.egg-info
