@@ -3,8 +3,9 @@
     python tests/parity/record.py --seeds 0:40 [--backend vllm,trtllm] [--only WORD] -o FILE.json
     python tests/parity/record.py --like CASE.json… --backend vllm -o FILE.json
 
-``--like`` takes the traces and sizes of recorded cases to another backend. ``--only`` keeps the cases whose configuration or options mention a word (num_workers, dp_size …).
-What the reference hangs on is left out. Needs the reference, as fuzz.py does.
+``--like`` takes the traces and sizes of recorded cases to another backend; ``--only`` keeps the
+cases whose configuration or options mention a word (num_workers, dp_size …). What the reference
+hangs on is left out. Needs the reference, as fuzz.py does.
 """
 
 from __future__ import annotations
