@@ -66,6 +66,7 @@ class CudaGraphs:
     def capture(self, run: Callable[[int], Any], repeats: int) -> torch.cuda.CUDAGraph:
         """Run it all once, eagerly (kernels compile, libraries choose), then record it."""
         with device_faults():
+            self._after_others()
             with torch.cuda.stream(self._stream):
                 for repeat in range(repeats):
                     run(repeat)
@@ -94,11 +95,16 @@ class CudaGraphs:
     def eager_s(self, run: Callable[[], Any]) -> float:
         """Launch by launch, as an engine without graphs does."""
         with device_faults(), torch.cuda.stream(self._stream):
+            self._after_others()
             self._stream.synchronize()
             started = time.perf_counter()
             run()
             self._stream.synchronize()
             return time.perf_counter() - started
+
+    def _after_others(self) -> None:
+        """Inputs may still be on their way, on the stream that everything else uses."""
+        self._stream.wait_stream(torch.cuda.default_stream(self.device))
 
     def release(self, graph: torch.cuda.CUDAGraph) -> None:
         """Free the graph; its memory stays in the pool for the next."""

@@ -196,7 +196,7 @@ class GpuRunner:
                 device=graphs.device,
                 seed=seed,
             )
-            self._pages: tuple[LayerPages, ...] = random_pages(
+            self.pages: tuple[LayerPages, ...] = random_pages(
                 self.model,
                 layers=self.layers,
                 pages=self.page_count,
@@ -332,7 +332,7 @@ class GpuRunner:
         from passtime.kernels.layer import run_pass
 
         assert self._weights is not None, "the runner is closed"
-        weights, pages = self._weights.first(layers), self._pages[:layers]
+        weights, pages = self._weights.first(layers), self.pages[:layers]
         run_pass(self.model, weights, pages, inputs, operators or self.operators)
 
     def inputs(
@@ -428,7 +428,7 @@ class GpuRunner:
     def close(self) -> None:
         """Stop watching and drop weights and pages."""
         self._watch.close()
-        self._weights, self._pages = None, ()
+        self._weights, self.pages = None, ()
 
 
 def _version(package: str) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -53,9 +55,14 @@ class CountedOperators(ReferenceOperators):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if callable(found) and not name.startswith("_"):
+        if not callable(found) or name.startswith("_"):
+            return found
+
+        def counted(*arguments: Any) -> Any:
             self.calls.append(name)
-        return found
+            return found(*arguments)
+
+        return counted
 
     def attend(self, q: Any, pages: Any, inputs: Any) -> Any:
         self.inputs.append(inputs)
@@ -230,6 +237,57 @@ def test_topics_of_the_checks_are_those_of_the_log(monkeypatch: pytest.MonkeyPat
     assert found["graph_node_us"] == pytest.approx(1e6 * (OPERATOR_S + LAUNCH_S / 20))
     whole = dict(runner(layers=MODEL.layers).checks())
     assert list(whole) == ["host_launch"], "nothing is scaled, so nothing has to be linear"
+
+
+# --- Questions -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    return importlib.import_module("questions")
+
+
+def test_a_mixed_pass_is_held_against_its_parts(questions: ModuleType) -> None:
+    (found,) = questions.mixed_adds(runner(), {"mixed": MIXED}).values()
+    one_launch_s, layers = LAUNCH_S + 4 * OPERATOR_S, 4
+    assert found["attention_ms"]["mixed"] == pytest.approx(1e3 * one_launch_s)
+    assert found["attention_over_parts"] == pytest.approx(0.5), "one call here, two apart"
+    assert found["pass_over_calls"] == pytest.approx(0.5, abs=0.01)
+    whole = found["pass_ms"]["mixed"]
+    composed = found["pass_ms"]["rows"] + found["attention_ms"]["decode"]
+    assert found["pass_over_composed"] == pytest.approx(whole / composed, rel=1e-3)
+    assert layers == runner().layers
+
+
+def test_the_scaled_stack_is_held_against_all_layers(questions: ModuleType) -> None:
+    (found,) = questions.linear_in_layers(runner(layers=12), {"mixed": MIXED}).values()
+    assert list(found["pass_ms"]) == ["0", "1", "2", "3", "4", "6", "9", "12"]
+    assert found["scaled_from"] == 4
+    assert abs(found["scaled_error"]) < 1e-3
+    # The first norm of the first layer adds no residual, yet it is one operator as any other.
+    assert found["curvature"] < 1e-3
+
+
+def test_operators_are_timed_alone_under_their_names(questions: ModuleType) -> None:
+    device = runner()
+    (found,) = questions.operators_against_pass(device, {"mixed": MIXED}).values()
+    alone = found["operators_ms"]
+    in_layer = "attention_norm qkv rope_kv_write attention output ffn_norm gate_up silu_mul down"
+    ends = ["final_norm", "lm_head", "argmax"]
+    assert list(alone) == ["embedding", *in_layer.split(), *ends]
+    assert alone["qkv"] == pytest.approx(1e3 * (LAUNCH_S + 4 * OPERATOR_S))
+    assert alone["argmax"] == pytest.approx(1e3 * (LAUNCH_S + OPERATOR_S))
+    launches_s = (len(alone) - 1) * LAUNCH_S
+    assert found["sum_ms"] - found["pass_ms"] == pytest.approx(1e3 * launches_s, rel=1e-3)
+
+
+def test_operators_of_experts_are_one(questions: ModuleType) -> None:
+    moe = MoeShape(experts=4, experts_per_token=2, expert_ffn_size=32)
+    device = runner(shape(moe=moe))
+    (found,) = questions.operators_against_pass(device, {"mixed": MIXED}).values()
+    assert "experts" in found["operators_ms"]
+    assert "gate_up" not in found["operators_ms"]
 
 
 # --- Before a runner is open ---------------------------------------------------------------------
