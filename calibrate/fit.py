@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from passtime import __version__
+from passtime.calibrate.check import check_points
 from passtime.calibrate.core import fit_core
 from passtime.calibrate.intervals import conformal
 from passtime.calibrate.laws import Bench, unphysical
@@ -33,13 +34,7 @@ def fit_log(path: str | Path, *, model_class: ModelClass = "step", force: bool =
     set.
     """
     log = read_log(Path(path))
-    header = log.header
-    bench = Bench(
-        model=header.model,
-        engine=_engine_facts(log),
-        device=header.device,
-        model_class=model_class,
-    )
+    header, bench = log.header, bench_of(log, model_class=model_class)
     provenance = Provenance(
         made_by=f"passtime {__version__}",
         timed=str(header.policy.get("timed", header.policy.get("runner", header.device.kind))),
@@ -59,6 +54,16 @@ def fit_log(path: str | Path, *, model_class: ModelClass = "step", force: bool =
     )
 
 
+def bench_of(log: Log, *, model_class: ModelClass = "step") -> Bench:
+    """What the log was measured on."""
+    return Bench(
+        model=log.header.model,
+        engine=_engine_facts(log),
+        device=log.header.device,
+        model_class=model_class,
+    )
+
+
 def fit_profile(
     bench: Bench,
     points: Sequence[MeasuredPoint],
@@ -75,13 +80,10 @@ def fit_profile(
         raise DocumentError(
             f"{source}: {len(fitted)} measured points to fit, at least {MIN_POINTS} are needed"
         )
+    findings = check_points(points, bench)
+    _refuse([f.message for f in findings if f.severity == "fault"], source, force)
     core = fit_core(bench, fitted)
-    faults = unphysical(core.law.coefficients, bench)
-    if faults and not force:
-        raise DocumentError(
-            "\n".join(f"{source}: {fault}" for fault in faults)
-            + "\nthe data or the device's peaks are wrong; --force fits all the same"
-        )
+    _refuse(unphysical(core.law.coefficients, bench), source, force)
     folds = held_out(core, fitted)
     beyond = extrapolation(core, fitted)
     return Profile(
@@ -103,13 +105,17 @@ def fit_profile(
     )
 
 
+def _refuse(faults: Sequence[str], source: str, force: bool) -> None:
+    if faults and not force:
+        raise DocumentError(
+            "\n".join(f"{source}: {fault}" for fault in faults)
+            + "\nthe data or the device's peaks are wrong; --force fits all the same"
+        )
+
+
 def _engine_facts(log: Log) -> EngineFacts:
     policy = log.header.policy
-    overhead = [
-        float(note.values["overhead_ms"])
-        for note in log.notes
-        if note.topic == "launch" and "overhead_ms" in note.values
-    ]
+    overhead = [float(note.values["ms"]) for note in log.notes if note.topic == "launch_overhead"]
     return EngineFacts(
         attention=policy.get("attention", "causal"),
         graph_sizes=tuple(policy.get("graph_sizes", ())),

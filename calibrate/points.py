@@ -21,22 +21,29 @@ _MEDIAN_EFFICIENCY = 1.2533  # a median's standard error over a mean's
 
 
 def measured_points(log: Log) -> list[MeasuredPoint]:
-    """One point per plan entry with samples, in the plan's order: the median over all visits."""
-    samples = log.samples_ms()
-    return [
-        measured_point(point.batch, samples[point.id], held_out=point.held_out)
-        for point in log.header.plan
-        if samples.get(point.id)
-    ]
+    """One point per plan entry with samples, in the plan's order: the median of its visits."""
+    medians: dict[int, list[float]] = {}
+    for visit in log.accepted():
+        if visit.samples_ms:
+            medians.setdefault(visit.point, []).append(statistics.median(visit.samples_ms))
+    latency, samples = log.point_ms(), log.samples_ms()
+    points = []
+    for point in log.header.plan:
+        if point.id in latency:
+            visits = medians[point.id]
+            repeats = visits if len(visits) > 1 else samples[point.id]
+            points.append(
+                measured_point(point.batch, latency[point.id], repeats, held_out=point.held_out)
+            )
+    return points
 
 
 def measured_point(
-    batch: Batch, samples_ms: Sequence[float], *, held_out: bool = False
+    batch: Batch, latency_ms: float, repeats_ms: Sequence[float], *, held_out: bool = False
 ) -> MeasuredPoint:
-    """The point of one batch from its samples in ms (at least one)."""
-    median = statistics.median(samples_ms)
-    mad = statistics.median(abs(sample - median) for sample in samples_ms)
-    spread = 100.0 * _GAUSSIAN_MAD * mad / median if len(samples_ms) > 1 and median > 0 else None
+    """The point of one batch; ``repeats_ms`` are the values that ``latency_ms`` is a median of."""
+    deviation = statistics.median(abs(value - latency_ms) for value in repeats_ms)
+    spread = 100.0 * _GAUSSIAN_MAD * deviation / latency_ms
     return MeasuredPoint(
         regime=regime_of_batch(batch),
         prefill_requests=len(batch.prefill),
@@ -46,9 +53,9 @@ def measured_point(
         decode_requests=len(batch.decode),
         decode_kv_tokens=sum(batch.decode),
         decode_kv_max=max(batch.decode, default=0),
-        latency_ms=median,
-        spread_percent=spread,
-        samples=len(samples_ms),
+        latency_ms=latency_ms,
+        spread_percent=spread if len(repeats_ms) > 1 else None,
+        samples=len(repeats_ms),
         held_out=held_out,
     )
 

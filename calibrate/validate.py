@@ -69,7 +69,8 @@ def extrapolation(core: Core, points: Sequence[MeasuredPoint]) -> dict[str, Floa
     errors: dict[str, FloatArray] = {}
     for axis, values in axis_columns(passes).items():
         beyond = values > values.max() / 2.0
-        if beyond.sum() < MIN_TESTED or (~beyond).sum() < MIN_TRAINED:
+        short = (values > 0.0) & ~beyond  # the rest has nothing to do with this axis
+        if beyond.sum() < MIN_TESTED or short.sum() < MIN_TRAINED:
             continue
         refit = fit_core(core.bench, _chosen(points, ~beyond), like=core)
         predicted = refit.predictor().pass_many_ms(passes.take(beyond))

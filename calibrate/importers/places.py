@@ -45,6 +45,19 @@ def device_named(name: str) -> DeviceFacts | None:
     )
 
 
+def fastest_card() -> DeviceFacts:
+    """A card with the best of every listed peak: what no table may exceed, whatever it is from."""
+    cards = [card for name in _CARDS if (card := device_named(name)) is not None]
+    return DeviceFacts(
+        kind="cuda",
+        name="fastest card known",
+        memory_bytes=max(card.memory_bytes for card in cards),
+        peak_flops=max(card.peak_flops or 0.0 for card in cards),
+        peak_bytes_per_s=max(card.peak_bytes_per_s or 0.0 for card in cards),
+        l2_bytes=max(card.l2_bytes or 0 for card in cards),
+    )
+
+
 def device_in(path: Path) -> DeviceFacts | None:
     """The card that a folder of ``path`` is named after, the nearest one first."""
     for part in reversed(path.resolve().parts[:-1]):

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,5 +119,5 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except OSError as fault:
         raise DocumentError(f"{path}: {fault.strerror or fault}") from None
-    except (EOFError, UnicodeDecodeError) as fault:
+    except (EOFError, zlib.error, UnicodeDecodeError) as fault:
         raise DocumentError(f"{path}: cannot be read as text: {fault}") from None
