@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from triton import TritonError
 
 from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed
 
@@ -120,7 +121,7 @@ def device_faults() -> Iterator[None]:
     except torch.cuda.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         raise OutOfDeviceMemory(_first_line(error)) from None
-    except RuntimeError as error:
+    except (RuntimeError, TritonError) as error:
         raise RunnerFailed(f"CUDA: {_first_line(error)}") from error
 
 

@@ -27,6 +27,9 @@ POWER_INSTANT = 186
 COUNTERS = {74: SW_POWER_CAP, 269: SW_THERMAL, 270: HW_THERMAL, 271: HW_POWER_BRAKE}
 """Field ids of nvml.h: nanoseconds spent under each reason, since the driver was loaded."""
 
+VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Members of a field's value, by nvmlValueType_t."""
+
 
 class Watch:
     """Telemetry of one GPU, refreshed every ``INTERVAL_S`` until it is closed."""
@@ -130,5 +133,4 @@ class Watch:
 
     def _number(self, field: Any) -> int:
         """A field's value; the union's member depends on its declared type."""
-        members = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal"}
-        return int(getattr(field.value, members[field.valueType]))
+        return int(getattr(field.value, VALUE_MEMBERS[field.valueType]))

@@ -64,5 +64,5 @@ def run_pass(
             x, residual, model, layer, weights.rotations, layer_pages, inputs, operators
         )
     x = operators.norm(x, weights.final_norm, residual)
-    logits = operators.linear(x[inputs.logit_rows], weights.lm_head)
+    logits = operators.linear(x.index_select(0, inputs.logit_rows), weights.lm_head)
     return PassOutput(logits, operators.argmax(logits))

@@ -229,7 +229,7 @@ class GpuRunner:
         return {
             "passtime": passtime.__version__,
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "cuda": torch.version.cuda,
             **{name: _version(name) for name in packages},
             **({"nvml": self._watch.missing} if self._watch.missing else {}),
@@ -276,9 +276,12 @@ class GpuRunner:
         return work
 
     def replay(self, work: Work | Empty, inner: int) -> float:
-        """Seconds of ``inner`` passes of all layers, back to back, in one graph."""
+        """Seconds of ``inner`` passes of all layers, back to back, in one graph.
+
+        A pass of nothing is one graph however often: it is the launch that is asked for.
+        """
         if isinstance(work, Empty):
-            return self.graphs.seconds(self.graphs.empty)
+            return inner * self.graphs.seconds(self.graphs.empty)
         if inner not in work.stacks:
             self._capture(work, inner)
         per_pass_s = self.graphs.seconds(work.stacks[inner]) / inner
@@ -372,7 +375,8 @@ class GpuRunner:
         """Facts about the method, measured once: linearity in layers, and what launches cost."""
         if self.layers < self.model.layers:
             yield "linearity", dict(self.linearity_at(ANCHORS))
-        yield "host_launch", host_launch(self, ANCHORS["decode 1"])
+        if self.fits(ANCHORS["decode 1"]):
+            yield "host_launch", host_launch(self, ANCHORS["decode 1"])
 
     def linearity_at(self, anchors: Mapping[str, Batch]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Pass times by number of layers, and the line through them, of anchors that fit."""

@@ -14,7 +14,9 @@ import pytest
 
 from passtime.calibrate import launch
 from passtime.calibrate.backends import backend
-from passtime.calibrate.log import Batch
+from passtime.calibrate.clock import ClockPolicy
+from passtime.calibrate.log import SCHEMA, Batch, Header, LogWriter, Point, read_log
+from passtime.calibrate.measure import Measurement
 from passtime.calibrate.nvml import Watch
 from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed, gpu
 from passtime.calibrate.runners.gpu import GpuRunner, computed_model, find_device
@@ -138,6 +140,7 @@ def test_the_raw_time_can_be_had_back_from_the_visit() -> None:
 def test_a_pass_of_nothing_costs_the_launch() -> None:
     device = runner()
     assert device.replay(device.empty(), 1) == LAUNCH_S
+    assert device.replay(device.empty(), 50) == pytest.approx(50 * LAUNCH_S)
     device.release(device.empty())
 
 
@@ -237,6 +240,59 @@ def test_topics_of_the_checks_are_those_of_the_log(monkeypatch: pytest.MonkeyPat
     assert found["graph_node_us"] == pytest.approx(1e6 * (OPERATOR_S + LAUNCH_S / 20))
     whole = dict(runner(layers=MODEL.layers).checks())
     assert list(whole) == ["host_launch"], "nothing is scaled, so nothing has to be linear"
+
+
+def test_a_whole_measurement_logs_samples_checks_and_what_did_not_fit(tmp_path: Path) -> None:
+    device = runner()
+    batches = (Batch(prefill=((20, 0),)), DECODE, MIXED, Batch(decode=(5_000,)))
+    regimes = ("prefill", "decode", "mixed", "decode")
+    plan = tuple(
+        Point(id=number, regime=regime, batch=batch)
+        for number, (regime, batch) in enumerate(zip(regimes, batches, strict=True))
+    )
+    header = Header(
+        schema=SCHEMA,
+        device=device.facts,
+        model=device.model,
+        software=dict(device.software),
+        policy=dict(device.policy),
+        plan=plan,
+        seed=0,
+        started_at="2026-01-01T00:00:00+00:00",
+        kernel_hash=device.kernel_hash,
+    )
+    clock = ClockPolicy(
+        warm_s=0.0, warm_replays=1, ticks=1, rounds=1, min_rounds=1, idle_s=0.0, burst_s=0.0,
+        settle_step_s=0.0, settle_min_s=0.0, settle_max_s=0.1,
+    )  # fmt: skip
+    with LogWriter.create(tmp_path / "log.jsonl", header) as writer:
+        Measurement(
+            runner=device,
+            reopen=runner,
+            writer=writer,
+            header=header,
+            earlier=None,
+            clock=clock,
+            pass_s=[1e-3] * 4,
+            visit_s=[0.1] * 4,
+            budget_s=60.0,
+            memory_bytes=FACTS.memory_bytes,
+            progress=lambda share, text: None,
+        ).run()
+    log = read_log(tmp_path / "log.jsonl")
+    topics = {note.topic: note.values for note in log.notes}
+    assert topics["linearity"] == {}, "no anchor fits such a pool"
+    assert "host_launch" not in topics
+    assert topics["launch_overhead"]["ms"] == pytest.approx(1e3 * LAUNCH_S)
+    assert {visit.point: visit.stop for visit in log.visits} == {
+        0: "converged", 1: "converged", 2: "converged", 3: "oom"
+    }  # fmt: skip
+    operators_ms = 1e3 * OPERATOR_S * (1 + 12 * 9 + 3)
+    for visit in log.visits:
+        if visit.stop == "converged":
+            assert visit.clocks["layers"] == 4
+            assert visit.samples_ms[0] == pytest.approx(operators_ms + 1e3 * LAUNCH_S)
+            assert "no_nvml" in visit.flags
 
 
 # --- Questions -----------------------------------------------------------------------------------
