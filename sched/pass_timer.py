@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from passtime.errors import PasstimeError, ProviderError
 from passtime.sched.config import EngineConfig
 from passtime.sched.timing import (
@@ -16,8 +13,6 @@ from passtime.sched.timing import (
     checked_prefill_ms,
     contribution_ms,
 )
-
-Answer = TypeVar("Answer")
 
 
 class PassTimer:
@@ -33,22 +28,26 @@ class PassTimer:
 
     def prefill_ms(self, batch_size: int, mean_isl: int, mean_prefix: int) -> float:
         """Contribution of the prefill part (C-41)."""
-        raw = ask_model(
-            "prefill",
-            lambda: float(self.model.predict_prefill_ms(batch_size, mean_isl, mean_prefix)),
-        )
+        try:
+            raw = float(self.model.predict_prefill_ms(batch_size, mean_isl, mean_prefix))
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("prefill", error) from error
         return contribution_ms(checked_prefill_ms(raw), self.prefill_ratio)
 
     def decode_ms(self, batch_size: int, kv_tokens: int) -> float:
         """Contribution of the decode part: ``kv_tokens`` is Σ sequence length (C-42)."""
-        raw = ask_model(
-            "decode",
-            lambda: float(
+        try:
+            raw = float(
                 self.model.predict_decode_ms(
                     batch_size, kv_tokens, kv_tokens // batch_size, self.total_kv_tokens
                 )
-            ),
-        )
+            )
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("decode", error) from error
         return contribution_ms(checked_decode_ms(raw), self.decode_ratio)
 
     def pass_ms(self, shape: PassShape) -> float:
@@ -60,18 +59,16 @@ class PassTimer:
             return 0.0
         model = self.model
         assert isinstance(model, PassModel)
-        raw = ask_model("pass", lambda: float(model.predict_pass_ms(shape)))
+        try:
+            raw = float(model.predict_pass_ms(shape))
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("pass", error) from error
         ratio = self.prefill_ratio if shape.prefill_requests else self.decode_ratio
         return contribution_ms(checked_decode_ms(raw), ratio)
 
 
-def ask_model(part: str, question: Callable[[], Answer]) -> Answer:
-    """The model's answer; whatever it raises becomes a ProviderError with its context (C-43)."""
-    try:
-        return question()
-    except PasstimeError:
-        raise
-    except Exception as error:
-        raise ProviderError(
-            f"external {part} prediction failed: {type(error).__name__}: {error}"
-        ) from error
+def provider_error(part: str, error: Exception) -> ProviderError:
+    """What a model raised, with the part of the pass it was asked about (C-43)."""
+    return ProviderError(f"external {part} prediction failed: {type(error).__name__}: {error}")

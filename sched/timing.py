@@ -152,18 +152,22 @@ class PolynomialTiming:
 
 _NS_PER_S = 10**9
 _NS_LIMIT_S = 2**64
+EXACT_NS = 2**50
+"""Below, a count of nanoseconds survives its conversion to seconds or milliseconds and back."""
 
 
 def _round_ns(seconds: float) -> int:
     """Nearest whole nanosecond of the double's exact value, ties to even."""
     nanoseconds = seconds * 1e9
     nearest = round(nanoseconds)
-    if nanoseconds < 2**50 and abs(nanoseconds - nearest) <= 0.4999:
+    if nanoseconds < EXACT_NS and abs(nanoseconds - nearest) <= 0.4999:
         return nearest  # the product's rounding error cannot reach the tie
     return round(Fraction(seconds) * _NS_PER_S)
 
 
 def _seconds(nanoseconds: int) -> float:
+    if nanoseconds < _NS_PER_S:
+        return nanoseconds / 1e9
     whole, rest = divmod(nanoseconds, _NS_PER_S)
     return float(whole) + rest / 1e9
 
@@ -174,26 +178,39 @@ def contribution_ms(raw_ms: float, ratio: float) -> float:
     ``raw_ms`` is finite and >= 0. Raises ProviderError if it does not fit a 64-bit second count.
     """
     seconds = raw_ms / 1000.0
+    if ratio == 1.0 and seconds < 1.0:  # nearly always: the whole chain in four operations
+        nearest = round(seconds * 1e9)
+        if abs(seconds * 1e9 - nearest) <= 0.4999:
+            return nearest / 1e9 * 1000.0
     if seconds >= _NS_LIMIT_S:
         raise ProviderError(f"timing duration {raw_ms}ms is out of range: over 2**64 seconds")
     nanoseconds = _round_ns(seconds)
+    if ratio != 1.0 or nanoseconds >= EXACT_NS:
+        nanoseconds = _scaled_ns(nanoseconds, ratio)
+    return _seconds(nanoseconds) * 1000.0
+
+
+def _scaled_ns(nanoseconds: int, ratio: float) -> int:
+    """Steps 3 to 5 of V-70, which change nothing at ratio 1 below ``EXACT_NS``."""
     if ratio > 0 and nanoseconds > 0:
         nanoseconds = _round_ns(_seconds(nanoseconds) / ratio)
     milliseconds = _seconds(nanoseconds) * 1000.0
-    return _seconds(_round_ns(milliseconds / 1000.0)) * 1000.0
+    return _round_ns(milliseconds / 1000.0)
 
 
 def checked_prefill_ms(raw_ms: float) -> float:
     """The value of a prefill call: not finite is an error, negative becomes 0 (C-43)."""
+    if 0.0 <= raw_ms < math.inf:
+        return raw_ms
     if not math.isfinite(raw_ms):
         raise ProviderError(f"prefill timing provider returned non-finite duration {raw_ms}ms")
-    return max(0.0, raw_ms)
+    return 0.0
 
 
 def checked_decode_ms(raw_ms: float) -> float:
     """The value of a decode or whole-pass call: it must be finite and >= 0 (C-43)."""
+    if 0.0 <= raw_ms < math.inf:
+        return raw_ms
     if not math.isfinite(raw_ms):
         raise ProviderError(f"decode timing provider returned non-finite duration {raw_ms}ms")
-    if raw_ms < 0:
-        raise ProviderError(f"timing provider returned invalid duration {raw_ms}ms")
-    return raw_ms
+    raise ProviderError(f"timing provider returned invalid duration {raw_ms}ms")

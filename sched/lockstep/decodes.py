@@ -6,6 +6,8 @@ from heapq import heappop, heappush
 
 from passtime.sched.lockstep.sequence import Sequence
 
+NO_PASS = -1
+
 
 class Decodes:
     """Sequences that get one token in every pass, one count per property instead of a loop.
@@ -28,6 +30,7 @@ class Decodes:
         self.finishing: dict[int, list[Sequence]] = {}
         self.last_stall = -1  # the latest pass in which a member stalled
         self._finish_passes: list[int] = []
+        self.next_finish = NO_PASS  # no member finishes before it
         self._stale = False  # whether some finishing list may hold stale entries, or be unordered
         self._longest: list[tuple[int, int, int, Sequence]] | None = [] if track_longest else None
 
@@ -36,7 +39,7 @@ class Decodes:
     def join(self, sequences: list[Sequence], now: int) -> None:
         """Sequences that got a token in pass ``now``, not their last, decode from the next pass on.
 
-        Their ``known_tokens`` include that token. They are in running order.
+        Their ``known_tokens`` include that token. There are some, in running order.
         """
         block_tokens, takers, finishing = self.block_tokens, self.takers, self.finishing
         for sequence in sequences:
@@ -52,6 +55,7 @@ class Decodes:
             else:
                 finishing[last_pass] = [sequence]
                 heappush(self._finish_passes, last_pass)
+        self.next_finish = self._finish_passes[0]
         self.count += len(sequences)
         if self._longest is not None:
             for sequence in sequences:
@@ -65,10 +69,12 @@ class Decodes:
         self.takers[-sequence.delta % self.block_tokens] -= 1
 
     def finish(self, now: int) -> list[Sequence]:
-        """Members whose last token comes in pass ``now`` leave, in running order."""
-        if not self._finish_passes or self._finish_passes[0] != now:
-            return []
+        """Members whose last token comes in pass ``now`` leave, in running order.
+
+        ``now`` is ``next_finish``.
+        """
         heappop(self._finish_passes)
+        self.next_finish = self._finish_passes[0] if self._finish_passes else NO_PASS
         finished = self.finishing.pop(now)
         if self._stale:
             finished = [sequence for sequence in finished if sequence.last_pass == now]
@@ -117,10 +123,6 @@ class Decodes:
             left -= needed
             passes += 1
         return passes
-
-    def next_finish(self) -> int:
-        """A pass before which no member finishes; there are members."""
-        return self._finish_passes[0]
 
     def longest_tokens(self, now: int) -> int:
         """Known tokens of the longest member when pass ``now`` starts, 0 without members."""

@@ -9,9 +9,11 @@ from itertools import accumulate, repeat
 
 import numpy as np
 
+from passtime.errors import PasstimeError
 from passtime.sched.config import EngineConfig
-from passtime.sched.pass_timer import PassTimer, ask_model
+from passtime.sched.pass_timer import PassTimer, provider_error
 from passtime.sched.timing import (
+    EXACT_NS,
     DecodeStretchModel,
     FixedTiming,
     FloatArray,
@@ -22,9 +24,8 @@ from passtime.sched.timing import (
     contribution_ms,
 )
 
-_FEW_PASSES = 24  # below, a loop of scalar questions is quicker than one of arrays
+_FEW_PASSES = 40  # below, a loop of scalar questions is quicker than one of arrays
 _MANY_PASSES = 128  # from here on an array is quicker than a loop of additions
-_EXACT_NS = 2.0**50  # above, roundings are left to contribution_ms
 
 
 def durations(model: TimingModel, config: EngineConfig) -> Durations:
@@ -95,12 +96,13 @@ class Durations(PassTimer):
         model = self.model
         assert isinstance(model, DecodeStretchModel)
         kv = np.arange(kv_tokens, kv_tokens + passes * batch, batch)
-        raw = ask_model(
-            "decode",
-            lambda: np.array(
-                model.predict_decode_many(batch, kv, self.total_kv_tokens), dtype=np.float64
-            ),
-        )
+        try:
+            answer = model.predict_decode_many(batch, kv, self.total_kv_tokens)
+            raw = np.array(answer, dtype=np.float64)
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("decode", error) from error
         fine = np.isfinite(raw) & (raw >= 0.0)
         good = passes if fine.all() else int(np.argmin(fine))
         steps = contributions_ms(raw[:good], self.decode_ratio)
@@ -206,7 +208,7 @@ def _rounded_ns(seconds: FloatArray) -> tuple[np.ndarray, FloatArray]:
     """Which entries are surely rounded right, and whole nanoseconds."""
     nanoseconds = seconds * 1e9
     nearest = np.rint(nanoseconds)
-    exact = (nanoseconds < _EXACT_NS) & (np.abs(nanoseconds - nearest) <= 0.4999)
+    exact = (nanoseconds < EXACT_NS) & (np.abs(nanoseconds - nearest) <= 0.4999)
     return exact, nearest
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from passtime.errors import DeadEndError, ProviderError
 from passtime.sched.config import LaunchConfig
-from passtime.sched.lockstep.arrivals import arrivals_of, has_turns
+from passtime.sched.lockstep.arrivals import has_turns, source_of
 from passtime.sched.lockstep.columns import Columns
 from passtime.sched.lockstep.counts import CountedPool
 from passtime.sched.lockstep.pool import Pool
@@ -91,10 +91,10 @@ def lockstep_replays(
     if num_workers > 1:
         shares = shares_of_workers(workload, num_workers, arrival_speedup_ratio)
     else:
-        arrivals = arrivals_of(
+        source = source_of(
             workload, concurrency=concurrency, arrival_speedup_ratio=arrival_speedup_ratio
         )
-        shares = [Share(0, workload, arrivals, range(len(workload)))]
+        shares = [Share(0, workload, source, range(len(workload)))]
     return [
         LockstepReplay(
             share,
@@ -141,7 +141,7 @@ class LockstepReplay:
         self._worker = share.worker
         self._launch = launch
         self._workload = workload
-        self._arrivals = share.arrivals
+        self._source = share.source
         self._horizon_ms = horizon_ms
         self._columns = Columns(len(workload), capture_admissions=capture_admissions)
         self.pool: Pool
@@ -163,63 +163,53 @@ class LockstepReplay:
         self.now_ms = 0.0
 
     def run(self) -> None:
-        """Replay to the end (R-3), or to ``max_sim_time_ms`` (R-23), or until nothing can move."""
-        while True:
-            end_ms = self._drain()
-            if end_ms is None:
-                next_ms = self._arrivals.next_time()
-                if next_ms is None:
-                    return
-                if next_ms > self._horizon_ms:
-                    self.stopped = True
-                    return
-                self.now_ms = next_ms
-            elif end_ms > self._horizon_ms:
-                self._stop_before_end()
-                return
-            else:
-                self.now_ms = end_ms
-                self._complete(end_ms)
+        """Replay to the end (R-3), or to ``max_sim_time_ms`` (R-23), or until nothing can move.
 
-    def _drain(self) -> float | None:
-        """Everything that can happen at this timestamp (R-2); the end of the pass then in flight.
-
-        After a pass of no length the rank runs again before slots that it freed are refilled
-        (R-12). A pass that changes nothing is tried once a round (R-14).
+        Raises ProviderError, with the place, if the model fails.
         """
-        now_ms, rank = self.now_ms, self._rank
-        changed, freed = True, False
-        while changed:
-            changed = self._dispatch(now_ms)
-            while rank.waiting or rank.running:
-                end_ms = self._advance(now_ms)
-                if end_ms is None:
-                    self._idle_passes += 1
-                    break
-                if end_ms > now_ms:
-                    if freed:
-                        self._dispatch(now_ms)
-                    return end_ms
-                self._complete(end_ms)
-                changed = freed = True
-        return None
-
-    def _advance(self, now_ms: float) -> float | None:
-        until_ms = self._arrivals.next_time()
         try:
-            return self._rank.advance(now_ms, math.inf if until_ms is None else until_ms)
+            self._run_rounds()
         except ProviderError as error:
-            passes = len(self._rank.ends_ms)
-            if passes > self._completed_passes:
-                now_ms = self._rank.ends_ms[-1]
-            number = passes + self._idle_passes
-            raise ProviderError(
-                f"worker {self._worker}, pass {number} at {now_ms} ms: {error}"
-            ) from error
+            ends_ms = self._rank.ends_ms
+            passes = len(ends_ms)  # those before the failure, also of a stretch that was begun
+            now_ms = ends_ms[-1] if passes > self._completed_passes else self.now_ms
+            place = f"worker {self._worker}, pass {passes + self._idle_passes} at {now_ms} ms"
+            raise ProviderError(f"{place}: {error}") from error
 
-    def _dispatch(self, now_ms: float) -> bool:
-        """Hand the rank what arrives up to ``now_ms``; whether anything did."""
-        due = self._arrivals.due(now_ms)
+    def _run_rounds(self) -> None:
+        """The main loop (R-1).
+
+        One turn of the loop is a round of R-2, with the worker idle at its start. After a pass of
+        no length the rank runs again before slots that it freed are refilled (R-12).
+        """
+        source, rank = self._source, self._rank
+        while True:
+            now_ms = self.now_ms
+            changed = source.next_ms <= now_ms
+            if changed:
+                self._dispatch(now_ms)
+            end_ms = rank.advance(now_ms, source.next_ms)
+            while end_ms == now_ms:
+                self._complete(end_ms)
+                changed = True
+                end_ms = rank.advance(now_ms, source.next_ms)
+            if end_ms is None:
+                if rank.waiting or rank.running:
+                    self._idle_passes += 1
+                if not changed and not self._wait():
+                    return
+                continue
+            if source.next_ms <= now_ms:
+                self._dispatch(now_ms)
+            if end_ms > self._horizon_ms:
+                self._stop_in_mid_pass()
+                return
+            self.now_ms = end_ms
+            self._complete(end_ms)
+
+    def _dispatch(self, now_ms: float) -> None:
+        """Hand the rank what arrives up to ``now_ms``."""
+        due = self._source.due(now_ms)
         workload, limit = self._workload, self._launch.engine.max_model_len
         for arrival_ms, row in due:
             prompt, output = workload.input_tokens[row], workload.output_tokens[row]
@@ -228,30 +218,43 @@ class LockstepReplay:
             self._columns.arrival_ms[row] = arrival_ms
             self._rank.submit(Sequence(row, prompt, output))
         self.in_flight += len(due)
-        return bool(due)
 
     def _complete(self, end_ms: float) -> None:
         """Apply the outputs of the latest pass (R-4)."""
-        rank, columns, arrivals = self._rank, self._columns, self._arrivals
+        rank = self._rank
         self._completed_passes = len(rank.ends_ms)
-        last = self._completed_passes - 1
         self._committed_prefill_tokens += rank.prefill_tokens
-        for sequence in rank.ended:
-            columns.completed(sequence, last)
-            arrivals.ended(sequence.row, end_ms)
-        for sequence in rank.rejected:
-            columns.rejected(sequence.row, last)
-            arrivals.ended(sequence.row, end_ms)
-        self.in_flight -= len(rank.ended) + len(rank.rejected)
+        if rank.ended or rank.rejected:
+            self._apply_ends(rank.ended, rank.rejected, end_ms)
 
-    def _stop_before_end(self) -> None:
+    def _apply_ends(self, ended: list[Sequence], rejected: list[Sequence], end_ms: float) -> None:
+        columns, source = self._columns, self._source
+        last = self._completed_passes - 1
+        for sequence in ended:
+            columns.completed(sequence, last)
+            source.ended(sequence.row, end_ms)
+        for sequence in rejected:
+            columns.rejected(sequence.row, last)
+            source.ended(sequence.row, end_ms)
+        self.in_flight -= len(ended) + len(rejected)
+
+    def _wait(self) -> bool:
+        """Go to the next arrival; False if there is none, or none in time."""
+        next_ms = self._source.next_ms
+        self.stopped = self._horizon_ms < next_ms < math.inf
+        if self.stopped or next_ms == math.inf:
+            return False
+        self.now_ms = next_ms
+        return True
+
+    def _stop_in_mid_pass(self) -> None:
         """The latest pass ends beyond the horizon: it has begun and is never completed (R-23)."""
-        ends_ms = self._rank.ends_ms
         self.stopped = True
+        ends_ms = self._rank.ends_ms
         self._completed_passes = len(ends_ms) - 1
         if self._completed_passes:
             self.now_ms = max(self.now_ms, ends_ms[-2])
-        while (next_ms := self._arrivals.next_time()) is not None and next_ms <= self._horizon_ms:
+        while (next_ms := self._source.next_ms) <= self._horizon_ms:
             self.now_ms = max(self.now_ms, next_ms)
             self._dispatch(next_ms)
         for sequence in self._rank.ended:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from collections.abc import Sequence as Column
-from typing import TypeAlias
 
 from passtime.sched.lockstep.pool import Hits
 from passtime.sched.lockstep.sequence import Sequence
@@ -14,11 +13,15 @@ from passtime.sched.lockstep.sequence import Sequence
 class Run:
     """Blocks [start, end) of a chain of prompts: one node of the pool's compressed trie.
 
-    All its blocks are resident; they are all referenced (``references`` > 0), or all in the LRU
-    and ``slot`` is where. ``references`` counts the sequences that end here and the children that
-    are referenced. ``block_ids`` are those of a prompt that the run was cut from; ``key`` names
-    the run's first block among its siblings. ``duplicates`` are further copies of the one block
-    of a run, in the order in which they were made.
+    All its blocks are resident; they are all referenced (``references`` > 0) or all in the LRU.
+    ``references`` counts the sequences that end here and the children that are referenced.
+    ``block_ids`` are those of a prompt that the run was cut from; ``key`` names its first block
+    among its siblings. ``duplicates`` are further copies of the one block of a run, oldest first.
+
+    ``place`` is the entry of the LRU queue that stands for the run: itself, or the duplicate whose
+    place it took. An unreferenced run without a place stands directly behind its child.
+    ``stale`` counts entries of this run that are still in the queue, ahead of its place, and mean
+    nothing any more.
     """
 
     __slots__ = (
@@ -28,13 +31,14 @@ class Run:
         "end",
         "key",
         "parent",
+        "place",
         "references",
-        "slot",
+        "stale",
         "start",
     )
 
     def __init__(
-        self, block_ids: tuple[int, ...], start: int, end: int, key: Hashable, parent: Run | None
+        self, block_ids: Column[int], start: int, end: int, key: Hashable, parent: Run | None
     ) -> None:
         """Referenced once; not yet among its parent's children."""
         self.block_ids = block_ids
@@ -44,31 +48,25 @@ class Run:
         self.parent = parent
         self.references = 1
         self.children: dict[Hashable, Run] | None = None
-        self.slot: Slot | None = None
+        self.place: Run | DuplicateBlock | None = None
+        self.stale = 0
         self.duplicates: tuple[DuplicateBlock, ...] = ()
 
 
 class DuplicateBlock:
     """A second copy of a prompt's last block, made because V-51 has it computed anew.
 
-    ``maker`` owns it, besides the run before ``first``; None once it is released and in ``slot``.
-    No lookup finds it before it becomes the first copy.
+    ``maker`` owns it, besides the run before ``first``; None once it is in the LRU. No lookup
+    finds it before it becomes the first copy: then ``first`` takes its place.
     """
 
-    __slots__ = ("first", "maker", "slot")
+    __slots__ = ("first", "maker", "stale")
 
     def __init__(self, first: Run, maker: Sequence) -> None:
         """A copy of the one block of ``first``."""
         self.first = first
         self.maker: Sequence | None = maker
-        self.slot: Slot | None = None
-
-
-Slot: TypeAlias = "list[int | Run | DuplicateBlock]"
-"""What one release put into the LRU; the last entry is the deepest and is evicted first.
-
-A number stands for blocks that nobody will look for. An entry that says another slot is stale.
-"""
+        self.stale = 0
 
 
 class RunPool:
@@ -81,6 +79,10 @@ class RunPool:
     * a referenced block's ancestors are referenced, so the active hits of a lookup end where the
       deepest referenced run ends;
     * a run is held as a whole: a prompt that ends or branches off inside it splits it first.
+
+    The queue holds what was released, in eviction order: runs, duplicates, and numbers of blocks
+    that nobody will look for. Evictions are owed until somebody looks: what is released meanwhile
+    comes later in the queue.
     """
 
     def __init__(
@@ -93,7 +95,8 @@ class RunPool:
     ) -> None:
         """All ``blocks`` are free.
 
-        ``prompts`` are the trace blocks of each row's prompt (R-31); None: no two share anything.
+        ``prompts`` are the trace blocks of each row's prompt (R-31), lists or tuples, but of one
+        kind; None: no two prompts share anything.
         """
         self.block_tokens = block_tokens
         self.free = blocks
@@ -101,22 +104,26 @@ class RunPool:
         self._prompts = prompts
         # where prompts have no content, one trace block that no prompt exceeds stands for each
         self._trace_tokens = block_tokens << 48 if prompts is None else trace_block_tokens
-        self._aligned = self._trace_tokens % block_tokens == 0
-        self._root = Run((), 0, 0, None, None)
+        whole, rest = divmod(self._trace_tokens, block_tokens)
+        self._blocks_per_id = 0 if rest else whole  # 0: ids do not end where blocks do
+        self._root = Run([], 0, 0, None, None)
         self._root.references = 2  # never unreferenced, never anybody's own
         self._no_hits = Hits(0, 0, 0, self._root)
-        self._slots: deque[Slot] = deque()
+        self._queue: deque[int | Run | DuplicateBlock] = deque()
+        self._owed = 0
 
     # --- Lookup (V-50, V-51) --------------------------------------------------------------------
 
     def enter(self, sequence: Sequence) -> None:
         """Remember what the prompt consists of."""
         row, prompts = sequence.row, self._prompts
-        sequence.block_ids = (row,) if prompts is None else tuple(prompts[row])
+        sequence.block_ids = [row] if prompts is None else prompts[row]
         sequence.whole_blocks = sequence.prompt_tokens // self.block_tokens
 
     def lookup(self, sequence: Sequence) -> Hits:
         """Follow the prompt, then what is left of the sequence's own produced blocks."""
+        if self._owed:
+            self._evict_owed()
         block_ids, whole = sequence.block_ids, sequence.whole_blocks
         run, depth, active = self._root, 0, 0
         while depth < whole and run.children:
@@ -136,28 +143,30 @@ class RunPool:
             return self._no_hits
         if sequence.output_limit:  # its last known token has to be computed for its logits
             most = (sequence.known_tokens - 1) // self.block_tokens
-            blocks, active = min(blocks, most), min(active, most)
+            if blocks > most:
+                blocks, active = most, min(active, most)
         return Hits(blocks, active, depth, run)
 
-    def _key(self, block_ids: tuple[int, ...], depth: int) -> Hashable:
+    def _key(self, block_ids: Column[int], depth: int) -> Hashable:
         """What names block ``depth`` of a prompt, given the blocks before it."""
+        if self._blocks_per_id:
+            return block_ids[depth // self._blocks_per_id]
         start = depth * self.block_tokens
-        if self._aligned:
-            return block_ids[start // self._trace_tokens]
         end = -(-(start + self.block_tokens) // self._trace_tokens)
-        return block_ids[start // self._trace_tokens : end]
+        return tuple(block_ids[start // self._trace_tokens : end])
 
-    def _common_depth(self, run: Run, block_ids: tuple[int, ...], whole: int) -> int:
+    def _common_depth(self, run: Run, block_ids: Column[int], whole: int) -> int:
         """The block up to which a prompt of ``whole`` whole blocks follows ``run``.
 
         It shares the run's ancestors and its first block.
         """
-        end = min(run.end, whole)
+        end = run.end if run.end < whole else whole
         first = run.start * self.block_tokens // self._trace_tokens
         last = -(-end * self.block_tokens // self._trace_tokens)
-        if block_ids is run.block_ids or block_ids[first:last] == run.block_ids[first:last]:
+        others = run.block_ids
+        if block_ids is others or block_ids[first:last] == others[first:last]:
             return end
-        while block_ids[first] == run.block_ids[first]:
+        while block_ids[first] == others[first]:
             first += 1
         return first * self._trace_tokens // self.block_tokens
 
@@ -165,9 +174,8 @@ class RunPool:
 
     def admit(self, sequence: Sequence, hits: Hits, computed_tokens: int) -> None:
         """Hits leave the LRU, then blocks are taken, then whole ones are published."""
-        run = hits.run
+        run, depth = hits.run, hits.depth
         assert run is not None
-        depth = hits.depth
         if hits.blocks < depth:  # the last block is computed anew: it becomes a run of its own
             run = self._cut(run, depth)
             depth = hits.blocks
@@ -182,11 +190,13 @@ class RunPool:
         self.publish(sequence, computed_tokens)
 
     def _cut(self, run: Run, depth: int) -> Run:
-        """The run that ends at ``depth``, somewhere in ``run``: split it, or its parent."""
-        if depth == run.end:
-            return run
+        """The run that ends at ``depth``, somewhere in ``run``: split it, or its parent.
+
+        The lower half keeps the object, its holders, its children and its place in the LRU.
+        """
         parent = run.parent
-        assert parent is not None
+        if depth == run.end or parent is None:
+            return run
         if depth == run.start:
             return parent
         upper = Run(run.block_ids, run.start, depth, run.key, parent)
@@ -195,10 +205,8 @@ class RunPool:
         run.key = self._key(run.block_ids, depth)
         run.start, run.parent = depth, upper
         upper.children = {run.key: run}
-        if run.slot is not None:  # evicted after its deeper half
+        if not run.references:
             upper.references = 0
-            upper.slot = run.slot
-            upper.slot.insert(upper.slot.index(run), upper)
         return upper
 
     def _hold(self, run: Run | None) -> None:
@@ -208,7 +216,9 @@ class RunPool:
             if run.references > 1:
                 return
             self.evictable -= run.end - run.start
-            run.slot = None
+            if run.place is not None:
+                run.place.stale += 1
+                run.place = None
             run = run.parent
 
     def _take_back_tail(self, sequence: Sequence) -> None:
@@ -216,7 +226,8 @@ class RunPool:
         tail = sequence.tail
         if tail is not None:
             self.evictable -= tail.end - tail.start
-            tail.slot = sequence.tail = None
+            tail.stale = 1
+            sequence.tail = None
 
     def publish(self, sequence: Sequence, computed_tokens: int) -> None:
         """Lengthen the sequence's own run, or begin one."""
@@ -232,6 +243,8 @@ class RunPool:
                 return
             run.children = children = {}
         key = self._key(sequence.block_ids, run.end)
+        if key in children and self._owed:
+            self._evict_owed()
         if key not in children:
             # the sequence's hold moves down to the new run, whose reference takes its place
             sequence.run = children[key] = Run(sequence.block_ids, run.end, depth, key, run)
@@ -244,56 +257,57 @@ class RunPool:
     # --- Release (V-55) -------------------------------------------------------------------------
 
     def release(self, sequence: Sequence, computed_tokens: int) -> None:
-        """Everything that nobody else references goes to the LRU's end."""
-        slot, produced = self._give_back(sequence, computed_tokens)
+        """Everything that nobody else references goes to the LRU's end, deepest first."""
+        size = self.block_tokens
+        if computed_tokens % size:
+            self.free += 1  # the last block is not whole, so it has no identity
+        produced = computed_tokens // size - sequence.whole_blocks
         if produced > 0:
             self.evictable += produced
-            slot.append(produced)
-        if slot:
-            self._slots.append(slot)
-            if len(self._slots) > 2 * self.evictable + 64:  # every live slot has a block
-                self._compact()
+            self._queue.append(produced)
+        self._release_prompt(sequence)
 
     def preempt(self, sequence: Sequence, computed_tokens: int) -> None:
         """As ``release``; the blocks that it had produced stay its own to find."""
-        slot, produced = self._give_back(sequence, computed_tokens)
+        size, whole = self.block_tokens, sequence.whole_blocks
+        if computed_tokens % size:
+            self.free += 1
+        produced = computed_tokens // size - whole
         sequence.tail = None
         if produced > 0:
             self.evictable += produced
-            whole = sequence.whole_blocks
-            sequence.tail = tail = Run((), whole, whole + produced, None, None)
-            tail.references, tail.slot = 0, slot
-            slot.append(tail)
-        self._slots.append(slot)
+            sequence.tail = Run([], whole, whole + produced, None, None)
+            self._queue.append(sequence.tail)
+        self._release_prompt(sequence)
 
-    def _give_back(self, sequence: Sequence, computed_tokens: int) -> tuple[Slot, int]:
-        """Prompt blocks for the LRU, shallowest first, and the number of whole ones behind them."""
-        blocks, partial = divmod(computed_tokens, self.block_tokens)
-        if partial:
-            self.free += 1  # it has no identity
-        slot: Slot = []
+    def _release_prompt(self, sequence: Sequence) -> None:
+        queue = self._queue
+        if (duplicate := sequence.duplicate) is not None:
+            self.evictable += 1
+            duplicate.maker = None
+            queue.append(duplicate)
         run: Run | None = sequence.run
         while run is not None:
             run.references -= 1
             if run.references:
                 break
             self.evictable += run.end - run.start
-            run.slot = slot
-            slot.append(run)
+            run.place = run
+            queue.append(run)
             run = run.parent
-        if len(slot) > 1:
-            slot.reverse()
-        if (duplicate := sequence.duplicate) is not None:
-            self.evictable += 1
-            duplicate.maker, duplicate.slot = None, slot
-            slot.append(duplicate)
-        return slot, blocks - sequence.whole_blocks
+        # every entry that is not stale has a block
+        if len(queue) > 2 * (self.evictable + self._owed) + 64:
+            self._compact()
 
     def _compact(self) -> None:
-        """Drop stale entries, and the slots that held nothing else."""
-        for slot in self._slots:
-            slot[:] = [entry for entry in slot if isinstance(entry, int) or entry.slot is slot]
-        self._slots = deque(slot for slot in self._slots if slot)
+        """Drop stale entries."""
+        live: deque[int | Run | DuplicateBlock] = deque()
+        for entry in self._queue:
+            if isinstance(entry, int) or not entry.stale:
+                live.append(entry)
+            else:
+                entry.stale -= 1
+        self._queue = live
 
     # --- Eviction (V-53, V-55) ------------------------------------------------------------------
 
@@ -301,60 +315,64 @@ class RunPool:
         """Free blocks first, then the least recently released."""
         self.free -= blocks
         if self.free < 0:
-            self._evict(-self.free)
+            self.evictable += self.free
+            self._owed -= self.free
             self.free = 0
 
-    def _evict(self, blocks: int) -> None:
-        """The entry that is evicted next is the last of the first slot."""
-        assert blocks <= self.evictable, "the caller checked that there is room"
-        self.evictable -= blocks
-        while blocks > 0:
-            slot = self._slots[0]
-            while slot and blocks > 0:
-                entry = slot.pop()
-                if isinstance(entry, int):
-                    blocks -= entry
-                    if blocks < 0:
-                        slot.append(-blocks)
-                elif entry.slot is not slot:
-                    pass  # taken out of the LRU since
-                elif isinstance(entry, Run):
-                    blocks -= entry.end - entry.start
-                    if blocks < 0:
-                        entry.end = entry.start - blocks
-                        slot.append(entry)
-                    else:
-                        self._forget(entry)
+    def _evict_owed(self) -> None:
+        """Take the queue's first entries away, the last one perhaps in part."""
+        queue, owed = self._queue, self._owed
+        while owed > 0:
+            entry = queue.popleft()
+            if isinstance(entry, int):
+                owed -= entry
+                if owed < 0:
+                    queue.appendleft(-owed)
+            elif entry.stale:
+                entry.stale -= 1
+            elif isinstance(entry, Run):
+                owed -= entry.end - entry.start
+                if owed < 0:
+                    entry.end = entry.start - owed
+                    queue.appendleft(entry)
                 else:
-                    blocks -= 1
-                    first = entry.first
-                    first.duplicates = tuple(d for d in first.duplicates if d is not entry)
-            if not slot:
-                self._slots.popleft()
+                    self._forget(entry)
+            else:
+                owed -= 1
+                self._forget_copy(entry)
+        self._owed = 0
+
+    def _forget_copy(self, duplicate: DuplicateBlock) -> None:
+        """A duplicate was evicted, or the first copy that has its place."""
+        first = duplicate.first
+        if first.place is duplicate:
+            self._forget(first)
+        else:
+            first.duplicates = tuple(d for d in first.duplicates if d is not duplicate)
 
     def _forget(self, run: Run) -> None:
-        """The last block of a run was evicted: it goes, or its first duplicate takes its place."""
+        """The last block of a run was evicted: it goes, or its first duplicate succeeds it."""
         if run.duplicates:
-            successor, *others = run.duplicates
-            run.duplicates = tuple(others)
-            self._succeed(run, successor)
+            self._succeed(run, run.duplicates[0])
             return
-        run.slot = None
         run.end = run.start
-        if run.parent is not None:  # not a tail
-            assert run.parent.children is not None
-            del run.parent.children[run.key]
+        run.place = None
+        parent = run.parent
+        if parent is not None:  # not a tail
+            assert parent.children is not None
+            del parent.children[run.key]
             run.parent = None
+            if not parent.references and parent.place is None:  # it was right behind this run
+                parent.place = parent
+                self._queue.appendleft(parent)
 
     def _succeed(self, run: Run, duplicate: DuplicateBlock) -> None:
         """``duplicate`` is now the first copy: the run takes over its state."""
+        run.duplicates = run.duplicates[1:]
         maker = duplicate.maker
         if maker is None:
-            slot = duplicate.slot
-            assert slot is not None
-            slot[slot.index(duplicate)] = run
-            run.slot = slot
+            run.place = duplicate
             return
         # the maker's hold moves from the run before to this one, which is referenced by it
-        run.slot, run.references = None, 1
+        run.place, run.references = None, 1
         maker.run, maker.duplicate = run, None

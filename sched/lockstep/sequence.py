@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Column
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Sequence:
         "whole_blocks",
     )
 
-    block_ids: tuple[int, ...]
+    block_ids: Column[int]
     delta: int
     duplicate: DuplicateBlock | None
     first_pass: int

@@ -24,7 +24,7 @@ from passtime.sched.lockstep.decodes import Decodes
 from passtime.sched.lockstep.durations import durations
 from passtime.sched.lockstep.pool import Pool
 from passtime.sched.lockstep.sequence import Sequence
-from passtime.sched.lockstep.work import PassWork
+from passtime.sched.lockstep.work import Chunk, pass_shape
 from passtime.sched.replay.fleet import STALLED_PASSES
 from passtime.sched.timing import PassShape, TimingModel
 
@@ -90,30 +90,31 @@ class LockstepRank:
         Stops after a pass that changes who runs, and, if a new request could be admitted, after
         the first pass that ends at ``until_ms`` or later. None if a pass would change nothing.
         """
-        self.ended, self.rejected, self.prefill_tokens = [], [], 0
+        if self.ended or self.rejected:
+            self.ended, self.rejected = [], []
         if self._partial is None and self._decodes.count and not (self._look and self.waiting):
-            passes = self._steady_passes()
-            if passes:
-                return self._stretch(passes, now_ms, until_ms)
+            end_ms = self._stretch(now_ms, until_ms)
+            if end_ms is not None:
+                return end_ms
         return self._single_pass(now_ms)
 
     # --- Stretches ------------------------------------------------------------------------------
 
-    def _steady_passes(self) -> int:
-        """Passes to the next completion, included, as far as the pool can feed them."""
-        now, decodes = len(self.ends_ms), self._decodes
-        passes = decodes.next_finish() - now + 1
-        room = self._pool.free + self._pool.evictable
-        if decodes.blocks_needed(now, passes) > room:
-            return decodes.passes_within(now, room)
-        return passes
-
-    def _stretch(self, passes: int, now_ms: float, until_ms: float) -> float:
-        """Up to ``passes`` passes of pure decoding."""
-        decodes, ends_ms = self._decodes, self.ends_ms
+    def _stretch(self, now_ms: float, until_ms: float) -> float | None:
+        """Passes of pure decoding up to the next completion; None if the pool cannot feed one."""
+        decodes, pool, ends_ms = self._decodes, self._pool, self.ends_ms
         now = len(ends_ms)
-        admits = not self.waiting and len(self.running) < self._seqs_limit
-        cut_ms = min(until_ms, self._horizon_ms) if admits else self._horizon_ms
+        passes = decodes.next_finish - now + 1
+        blocks = decodes.blocks_needed(now, passes)
+        room = pool.free + pool.evictable
+        if blocks > room:
+            passes = decodes.passes_within(now, room)
+            if not passes:
+                return None
+            blocks = decodes.blocks_needed(now, passes)
+        cut_ms = self._horizon_ms
+        if until_ms < cut_ms and not self.waiting and len(self.running) < self._seqs_limit:
+            cut_ms = until_ms  # whoever arrives then could be admitted
         batch, kv_tokens = decodes.count, decodes.kv_tokens(now)
         if self._whole_pass:
             longest, total = decodes.longest_tokens(now), self._total_kv_tokens
@@ -121,61 +122,65 @@ class LockstepRank:
             self._durations.whole_pass_stretch(ends_ms, now_ms, shape, passes, cut_ms)
         else:
             self._durations.decode_stretch(ends_ms, now_ms, batch, kv_tokens, passes, cut_ms)
-        self._pool.take(decodes.blocks_needed(now, len(ends_ms) - now))
-        self._fruitless_passes = 0
-        self._finish_decodes(len(ends_ms) - 1)
+        made = len(ends_ms) - now
+        pool.take(blocks if made == passes else decodes.blocks_needed(now, made))
+        self.prefill_tokens = self._fruitless_passes = 0
+        if decodes.next_finish == now + made - 1:
+            self._finish_decodes(now + made - 1)
         return ends_ms[-1]
 
     # --- One pass (V-10) ------------------------------------------------------------------------
 
     def _single_pass(self, now_ms: float) -> float | None:
         """One pass with whatever happens in it."""
-        now, decodes, pool, work = len(self.ends_ms), self._decodes, self._pool, PassWork()
+        now, decodes, pool = len(self.ends_ms), self._decodes, self._pool
         batch, kv_tokens, partial = decodes.count, decodes.kv_tokens(now), self._partial
         needed = decodes.takers[now % self._block_tokens]
-        budget = self._budget - batch
-        tokens = 0
+        budget, tokens = self._budget - batch, 0
         if partial is not None:
-            tokens, blocks = self._chunk(partial, budget)
+            tokens, blocks = self._next_chunk(partial, budget)
             needed += blocks
+        chunks: list[Chunk] = []
         preempted = needed > pool.free + pool.evictable
         if preempted:
-            batch, kv_tokens = self._schedule_short(now, work)
+            batch, kv_tokens = self._schedule_short(now, chunks)
             self._look = True
         else:
-            pool.take(needed)
+            if needed:
+                pool.take(needed)
             if partial is not None:
-                self._compute(partial, tokens, work)
-            if self._look:
-                self._admit_waiting(now_ms, budget - tokens, work)
-        if not (batch or work.chunks or self.rejected or preempted):
+                self._compute(partial, tokens, chunks)
+            if self._look and self.waiting:
+                self._admit_waiting(now_ms, budget - tokens, chunks)
+        if not (batch or chunks or self.rejected or preempted):
             return None
-        end_ms = self._end_ms(now_ms, batch, kv_tokens, work)
+        end_ms = self._end_ms(now_ms, batch, kv_tokens, chunks)
         self.ends_ms.append(end_ms)
-        self.prefill_tokens = work.prefill_tokens
-        self._emit(now, work)
-        if batch or work.computed or self.rejected:
+        self._emit(now, chunks)
+        if batch or self.rejected:
             self._fruitless_passes = 0
         else:
-            self._count_fruitless(now_ms, work)
+            self._count_fruitless(now_ms, chunks)
         return end_ms
 
-    def _chunk(self, partial: Sequence, budget: int) -> tuple[int, int]:
+    def _next_chunk(self, partial: Sequence, budget: int) -> tuple[int, int]:
         """Tokens that the partial sequence computes next, and the blocks it needs for them."""
         computed, size = partial.computed_tokens, self._block_tokens
         tokens = min(partial.known_tokens - computed, budget)
         return tokens, -(-(computed + tokens) // size) - -(-computed // size)
 
-    def _compute(self, partial: Sequence, tokens: int, work: PassWork) -> None:
+    def _compute(self, partial: Sequence, tokens: int, chunks: list[Chunk]) -> None:
         """The partial sequence computes its chunk; its blocks are taken."""
         before = partial.computed_tokens
-        self._pool.publish(partial, before + tokens)
-        if work.add(partial, before, tokens):
+        partial.computed_tokens = after = before + tokens
+        self._pool.publish(partial, after)
+        chunks.append((partial, before, tokens))
+        if after == partial.known_tokens:
             self._partial = None
 
     # --- Running phase with a pool that is short (V-20, V-21, V-44) -----------------------------
 
-    def _schedule_short(self, now: int, work: PassWork) -> tuple[int, int]:
+    def _schedule_short(self, now: int, chunks: list[Chunk]) -> tuple[int, int]:
         """Schedule ``running`` in order and preempt as blocks are missing; (decodes, their Σ L).
 
         Only who needs a block is looked at. Positions are those of the order at the start, of
@@ -200,7 +205,7 @@ class LockstepRank:
             sequence, turn = order[position], position - first
             tokens = needed = 1
             if sequence is self._partial:
-                tokens, needed = self._chunk(sequence, self._budget - scheduled)
+                tokens, needed = self._next_chunk(sequence, self._budget - scheduled)
             removed, survives = 0, True
             while survives and needed > pool.free + pool.evictable:
                 victim = first if self._fifo else end - 1
@@ -216,7 +221,7 @@ class LockstepRank:
             if survives:
                 pool.take(needed)
                 if sequence is self._partial:
-                    self._compute(sequence, tokens, work)
+                    self._compute(sequence, tokens, chunks)
                 else:
                     scheduled += 1
             # the index of V-20 does not follow when earlier ones are removed (V-21)
@@ -260,7 +265,7 @@ class LockstepRank:
 
     # --- Waiting phase (V-30 … V-38) ------------------------------------------------------------
 
-    def _admit_waiting(self, now_ms: float, budget: int, work: PassWork) -> None:
+    def _admit_waiting(self, now_ms: float, budget: int, chunks: list[Chunk]) -> None:
         """The queue in strict order, until its head is blocked."""
         waiting, running, pool, size = self.waiting, self.running, self._pool, self._block_tokens
         self._look = False
@@ -272,6 +277,11 @@ class LockstepRank:
             if never_fits or head.prompt_tokens >= self._length_limit:
                 self.rejected.append(waiting.popleft())
                 continue
+            # what is short of budget now is so again in the next pass, if this one was all decodes
+            short_again = self._partial is None and not chunks
+            if not budget and head.output_limit:  # it needs one token at least (V-51)
+                self._look = not short_again
+                return
             hits = pool.lookup(head)
             if blocks - hits.active_blocks > pool.free + pool.evictable:
                 return
@@ -280,8 +290,7 @@ class LockstepRank:
             if used > budget:
                 in_one = head.prompt_tokens - before if not self._chunks_prompts else 0
                 if not budget or in_one > budget:
-                    # the next pass has the same budget for it only if this one was all decodes
-                    self._look = self._partial is not None or bool(work.chunks)
+                    self._look = not short_again
                     return
                 used = budget
             waiting.popleft()
@@ -289,7 +298,9 @@ class LockstepRank:
             head.order = self._next_order
             self._next_order += 1
             pool.admit(head, hits, before + used)
-            if not work.add(head, before, used):
+            chunks.append((head, before, used))
+            if before + used < known:
+                head.computed_tokens = before + used
                 self._partial = head
             self._columns.admitted(head.row, now_ms, before)
             budget -= used
@@ -299,20 +310,26 @@ class LockstepRank:
 
     # --- The pass's end (V-60 … V-68) -----------------------------------------------------------
 
-    def _end_ms(self, now_ms: float, batch: int, kv_tokens: int, work: PassWork) -> float:
+    def _end_ms(self, now_ms: float, batch: int, kv_tokens: int, chunks: list[Chunk]) -> float:
         """When the pass ends, given the decodes in step (V-61, V-62)."""
-        if self._whole_pass:
-            longest = self._longest_decode() if batch else 0
-            shape = work.shape(batch, kv_tokens, longest, self._total_kv_tokens)
-            return now_ms + self._durations.pass_ms(shape)
-        for sequence in work.computed:
-            if sequence.known_tokens > sequence.prompt_tokens:  # a recomputed one decodes at once
+        self.prefill_tokens = prompts = isl = prefix = 0
+        in_step, in_step_tokens = batch, kv_tokens
+        for sequence, before, used in chunks:
+            known, prompt, after = sequence.known_tokens, sequence.prompt_tokens, before + used
+            if before < prompt:
+                prompts += 1
+                isl += after if after < prompt else prompt
+                prefix += before
+                self.prefill_tokens += used
+            if known > prompt and after == known:  # recomputed: it decodes at once
                 batch += 1
-                kv_tokens += sequence.known_tokens
-        prompts = work.prompts
+                kv_tokens += known
+        if self._whole_pass:
+            longest = self._longest_decode() if in_step else 0
+            shape = pass_shape(chunks, in_step, in_step_tokens, longest, self._total_kv_tokens)
+            return now_ms + self._durations.pass_ms(shape)
         if prompts:
-            isl, prefix = work.isl_sum // prompts, work.prefix_sum // prompts
-            now_ms += self._durations.prefill_ms(prompts, isl, prefix)
+            now_ms += self._durations.prefill_ms(prompts, isl // prompts, prefix // prompts)
         if batch:
             now_ms += self._durations.decode_ms(batch, kv_tokens)
         return now_ms
@@ -325,23 +342,26 @@ class LockstepRank:
         in_step = (s for s in self.running if s.last_pass >= now)
         return max(now + s.delta + 1 for s in in_step if s.first_pass <= now)
 
-    def _emit(self, now: int, work: PassWork) -> None:
+    def _emit(self, now: int, chunks: list[Chunk]) -> None:
         """Completions without a token, then a token for everybody who is computed (V-60, V-63)."""
-        for sequence in work.computed:
-            if not sequence.output_limit:
+        partial = self._partial
+        for sequence, _, _ in chunks:
+            if not sequence.output_limit and sequence is not partial:
                 self._end(sequence, sequence.known_tokens)
-        self._finish_decodes(now)
+        if self._decodes.next_finish == now:
+            self._finish_decodes(now)
         joining = []
-        for sequence in work.computed:
+        for sequence, _, _ in chunks:
             limit = sequence.output_limit
-            if limit:
+            if limit and sequence is not partial:
                 sequence.known_tokens += 1
                 if sequence.known_tokens - sequence.prompt_tokens < limit:
                     joining.append(sequence)
                 else:
                     sequence.first_pass = sequence.last_pass = now
                     self._end(sequence, sequence.known_tokens - 1)
-        self._decodes.join(joining, now)
+        if joining:
+            self._decodes.join(joining, now)
 
     def _finish_decodes(self, now: int) -> None:
         """Sequences in step whose last token comes in pass ``now``."""
@@ -355,12 +375,12 @@ class LockstepRank:
         self.ended.append(sequence)
         self._look = True
 
-    def _count_fruitless(self, now_ms: float, work: PassWork) -> None:
-        """A pass without output; LiveLockError if too many in a row got nowhere new (R-15)."""
-        if any(before + used > s.furthest_tokens for s, before, used in work.chunks):
-            self._fruitless_passes = 0
-            return
-        self._fruitless_passes += 1
+    def _count_fruitless(self, now_ms: float, chunks: list[Chunk]) -> None:
+        """A pass without decodes; LiveLockError if too many in a row got nowhere new (R-15)."""
+        partial = self._partial
+        emitted = any(sequence is not partial for sequence, _, _ in chunks)
+        advanced = any(before + used > s.furthest_tokens for s, before, used in chunks)
+        self._fruitless_passes = 0 if emitted or advanced else self._fruitless_passes + 1
         if self._fruitless_passes >= STALLED_PASSES:
             raise LiveLockError(
                 f"live-lock at {now_ms} ms: {STALLED_PASSES} passes without "

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from passtime.sched.lockstep.arrivals import TimedArrivals, arrival_times
-from passtime.sched.replay.arrivals import Arrivals
+from passtime.sched.lockstep.arrivals import Source, TimedSource, arrival_times
 from passtime.sched.replay.outcome import Outcome, compress_gaps
 from passtime.sched.workload.rows import Workload
 
@@ -19,7 +18,7 @@ class Share(NamedTuple):
 
     worker: int
     workload: Workload
-    arrivals: Arrivals
+    source: Source
     rows: Sequence[int]
 
 
@@ -41,7 +40,7 @@ def shares_of_workers(
             block_ids=None if blocks is None else [blocks[row] for row in rows],
             trace_block_size=workload.trace_block_size,
         )
-        shares.append(Share(worker, part, TimedArrivals([times_ms[row] for row in rows]), rows))
+        shares.append(Share(worker, part, TimedSource([times_ms[row] for row in rows]), rows))
     return shares
 
 

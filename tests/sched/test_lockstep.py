@@ -90,7 +90,13 @@ def test_the_random_workloads_reach_every_branch(monkeypatch: pytest.MonkeyPatch
     watch(Decodes, "passes_within", lambda *_: "stretch cut by the pool")
     watch(Durations, "_extend", lambda *_: "many asked at once")
     watch(RunPool, "_cut", lambda pool, run, depth: "split" if run.start < depth else None)
-    watch(RunPool, "_cut", lambda pool, run, depth: "split in the LRU" if run.slot else None)
+    watch(
+        RunPool,
+        "_cut",
+        lambda pool, run, depth: (
+            "split in the LRU" if run.start < depth and not run.references else None
+        ),
+    )
     watch(RunPool, "_take_back_tail", lambda pool, s: "tail found again" if s.tail else None)
     watch(
         RunPool,
