@@ -247,23 +247,27 @@ def _warm_up(
     A pass that is known to last longer than warming up warms itself.
     """
     pass_s = inf if expected_s is None else expected_s
-    inner = _inner(pass_s, policy)
+    inner = _inner(pass_s, policy, 1)
     if policy.warm_replays or not policy.warm_s <= pass_s < inf:
         started, replays = device.now(), 0
         while replays < policy.warm_replays or device.now() - started < policy.warm_s:
             if replays and device.now() >= deadline:
                 break
             pass_s = min(pass_s, device.replay(work, inner) / inner)
-            inner = _inner(pass_s, policy)
+            inner = _inner(pass_s, policy, inner)
             replays += 1
     return inner
 
 
-def _inner(pass_s: float, policy: ClockPolicy) -> int:
-    """How many passes make a sample that is long against a tick; 1 while nothing is known."""
-    if isinf(pass_s) or not policy.tick_s:
-        return 1
-    return max(1, ceil(policy.tick_s * policy.ticks / max(pass_s, policy.tick_s)))
+def _inner(pass_s: float, policy: ClockPolicy, so_far: int) -> int:
+    """How many passes make a sample that is long against a tick.
+
+    Each number may be another graph to capture: what is only a quarter short is left as it is.
+    """
+    sample_s = policy.tick_s * policy.ticks
+    if isinf(pass_s) or so_far * pass_s >= 0.75 * sample_s:
+        return so_far
+    return ceil(sample_s / max(pass_s, policy.tick_s))
 
 
 def _visit_flags(

@@ -18,6 +18,7 @@ import msgspec
 
 from passtime.calibrate.book import Book
 from passtime.calibrate.clock import ClockPolicy, Sampled, sample_visit
+from passtime.calibrate.hindsight import hindsight
 from passtime.calibrate.log import Header, Log, LogWriter, Note, Point, Visit, VisitKey
 from passtime.calibrate.reference import Reference
 from passtime.calibrate.rounds import due, visit_order, wanted_visits
@@ -87,6 +88,7 @@ class Measurement:
     def run(self) -> Summary:
         """Measure until every point has enough, or the budget is used up."""
         self._started_at = self._runner.now()
+        visits_before = len(self._book.visits)
         try:
             self._note("start", self._circumstances())
             if self._unfinished():
@@ -95,7 +97,7 @@ class Measurement:
             for round_ in range(self._book.last_round, self._clock.rounds):
                 if not self._round(round_):
                     break
-            self._flag_slow_clocks()
+            self._flag_in_hindsight(visits_before)
         finally:
             self._runner.close()
         counts = [len(self._book.samples_ms.get(point.id, ())) for point in self._points]
@@ -319,21 +321,12 @@ class Measurement:
         short = [p for p in prefills if self._pass_s[p.id] <= longest_s]
         return max(short or prefills, key=lambda p: self._pass_s[p.id])
 
-    def _flag_slow_clocks(self) -> None:
-        """Flag visits whose SM clock lay under that of their regime."""
-        regimes = {point.id: point.regime for point in self._points}
-        clocks = {
-            visit.key: (regimes[visit.point], float(visit.clocks["sm_mhz"]))
-            for visit in self._book.visits
-            if "sm_mhz" in visit.clocks
-        }
-        slow = []
-        for regime in sorted(set(regimes.values())):
-            usual = [mhz for its, mhz in clocks.values() if its == regime]
-            floor = (1 - self._clock.clock_tol) * median(usual) if usual else 0.0
-            slow += [key for key, (its, mhz) in clocks.items() if its == regime and mhz < floor]
-        if slow:
-            self._about("flag", slow, flag="slow_clock")
+    def _flag_in_hindsight(self, visits_before: int) -> None:
+        """Compare the rounds, where disturbances are watched at all and anything is new."""
+        if self._clock.reference_every and len(self._book.visits) > visits_before:
+            found = hindsight(self._points, self._book.visits, self._clock)
+            for flag, keys in found.items():
+                self._about("flag", keys, flag=flag)
 
     # --- Notes ------------------------------------------------------------------------------------
 

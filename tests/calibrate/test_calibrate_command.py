@@ -30,7 +30,6 @@ MODEL = {
     "dtype": "float32",
 }
 ENDS_WITHIN_S = 60.0
-RUN = "from passtime import cli; cli.COMMANDS = ('calibrate',); raise SystemExit(cli.main())"
 
 
 class Typed:
@@ -49,7 +48,7 @@ class Typed:
 
     def start(self, *more: str, budget: str = "1.5") -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", RUN, *self.arguments(*more, budget=budget)],
+            [sys.executable, "-P", "-m", "passtime", *self.arguments(*more, budget=budget)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

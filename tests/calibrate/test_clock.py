@@ -47,6 +47,19 @@ def visit(device: SimulatedGpu, policy: ClockPolicy = POLICY, seconds: float = 6
     return sample_visit(device, WORK, policy, deadline=device.now() + seconds)
 
 
+class Counting:
+    """Remembers the numbers of repetitions that were asked of a device."""
+
+    def __init__(self, device: SimulatedGpu) -> None:
+        self.telemetry, self.now, self.sleep = device.telemetry, device.now, device.sleep
+        self._replay = device.replay
+        self.inners: set[int] = set()
+
+    def replay(self, work: Batch, inner: int) -> float:
+        self.inners.add(inner)
+        return self._replay(work, inner)
+
+
 def error(sampled: Sampled, truth_s: float) -> float:
     return median(sampled.samples_ms) / (1e3 * truth_s) - 1
 
@@ -105,6 +118,13 @@ def test_a_pass_shorter_than_a_tick_is_repeated_within_a_sample() -> None:
     sampled = visit(gpu(2e-7, noise=0.0, stall_share=0.0))
     assert sampled.clocks["inner"] >= POLICY.ticks
     assert abs(error(sampled, 2e-7)) < 0.005
+
+
+def test_few_numbers_of_repetitions_are_tried_for_each_may_cost_a_capture() -> None:
+    device = Counting(gpu(1.1e-5, noise=0.01))
+    sampled = sample_visit(device, WORK, POLICY, deadline=60.0)
+    assert sampled.stop == "converged"
+    assert len(device.inners) <= 3
 
 
 def test_samples_taken_while_throttling_are_dropped_for_that_cause() -> None:

@@ -189,6 +189,26 @@ def test_a_device_that_stays_slower_is_flagged_for_drift(bench: Bench) -> None:
     assert all("drift" in flags[point] for point in off)
 
 
+class Moody(SimulatedGpu):
+    """Takes point 4 a tenth slower in its second visit, and its clocks do not show it."""
+
+    visits = 0
+
+    def prepare(self, batch: Batch) -> Batch:
+        self.visits += batch == PLAN[4].batch
+        return super().prepare(batch)
+
+    def replay(self, work: Batch, inner: int) -> float:
+        moody = self.visits == 2 and work == PLAN[4].batch
+        return super().replay(work, inner) * (1.1 if moody else 1.0)
+
+
+def test_rounds_that_disagree_are_flagged_though_each_is_sure_of_itself(bench: Bench) -> None:
+    bench.measure_on(Moody(facts=FACTS, model=MODEL, truth_s=truth_s))
+    assert bench.log().flags() == {4: {"rounds_disagree"}}
+    assert max(abs(error) for error in bench.errors().values()) < 0.01
+
+
 def test_the_order_of_the_sweep_does_not_bend_the_result(tmp_path: Path) -> None:
     """P28: a board that sags by a fifth under load gives the same times in any order."""
     results = []
