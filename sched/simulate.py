@@ -8,6 +8,7 @@ from typing import Literal
 
 from passtime.errors import ConfigError
 from passtime.sched.config import LaunchConfig
+from passtime.sched.lockstep.replay import replay_lockstep, supports
 from passtime.sched.replay.arrivals import Arrivals, ClosedLoopArrivals, TraceArrivals
 from passtime.sched.replay.driver import AggregatedReplay
 from passtime.sched.replay.outcome import Outcome
@@ -69,6 +70,20 @@ def replay(
     if worker_type != "aggregated":
         raise ConfigError(
             f"offline replay of one pool needs aggregated workers, got worker_type={worker_type}"
+        )
+    in_step = options.core != "literal" and supports(launch, workload, options)
+    if options.core == "lockstep" and not in_step:
+        raise ConfigError("the lock-step core is not exact for this configuration: use core auto")
+    if in_step:
+        return replay_lockstep(
+            workload,
+            launch,
+            timing,
+            concurrency=options.concurrency,
+            arrival_speedup_ratio=options.arrival_speedup_ratio,
+            max_sim_time_ms=options.max_sim_time_ms,
+            capture_admissions=options.capture_admissions,
+            num_workers=options.num_workers,
         )
     return AggregatedReplay(
         workload,

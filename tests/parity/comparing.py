@@ -22,7 +22,7 @@ from passtime.sched.timing import TimingModel
 from passtime.sched.workload.formats import load_trace
 from passtime.sched.workload.rows import Workload
 
-CoreName = Literal["auto", "literal", "lockstep"]
+CoreName = Literal["auto", "literal"]
 
 SKETCHED = ("itl_ms", "output_token_throughput_per_user")
 """Metrics whose percentiles the reference takes from a sketch (R-52)."""

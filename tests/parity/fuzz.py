@@ -1,7 +1,7 @@
 """Random workloads, ours against the reference, request by request and exactly.
 
     python tests/parity/fuzz.py [--minutes M | --runs N] [--backend vllm,trtllm,sglang]
-                                [--seed S] [--core auto|literal|lockstep] [--failures FOLDER]
+                                [--seed S] [--core auto|literal] [--failures FOLDER]
 
 A failing seed is shrunk and written as a case file that run_cases.py reads. Runs that the reference
 cannot finish (it hangs or aborts) are counted by what we say of them, not skipped. Exit code 1 if
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, help="stop after so many runs instead")
     parser.add_argument("--backend", default=",".join(BACKENDS))
     parser.add_argument("--seed", type=int, default=0, help="first seed; then one after the other")
-    parser.add_argument("--core", choices=("auto", "literal", "lockstep"), default="auto")
+    parser.add_argument("--core", choices=("auto", "literal"), default="auto")
     parser.add_argument("--failures", type=Path, default=Path("parity-failures"))
     args = parser.parse_args(argv)
     if not reference_python().exists():

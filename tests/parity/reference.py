@@ -24,7 +24,7 @@ def reference_python() -> Path:
 class Reference:
     """Asks the reference one case after the other; a hung or dead worker is started anew."""
 
-    def __init__(self, *, limit_s: float = 10.0) -> None:
+    def __init__(self, *, limit_s: float = 5.0) -> None:
         """``limit_s``: after so long without an answer the reference counts as hung."""
         self._limit_s = limit_s
         self._worker: subprocess.Popen[bytes] | None = None

@@ -1,6 +1,6 @@
 """Run oracle cases: files or folders in the format of the reference's recorded results.
 
-    python tests/parity/run_cases.py [--backend vllm[,sglang…]] [--core auto|literal|lockstep] PATH…
+    python tests/parity/run_cases.py [--backend vllm[,sglang…]] [--core auto|literal] PATH…
 
 One line per failing case with its first difference, then ``N passed, M failed, K skipped``.
 Exit code 1 if any failed, 2 if nothing ran.
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
     parser.add_argument("--backend", help="comma-separated backends to run; default: all")
-    parser.add_argument("--core", choices=("auto", "literal", "lockstep"), default="auto")
+    parser.add_argument("--core", choices=("auto", "literal"), default="auto")
     args = parser.parse_args(argv)
     backends = None if args.backend is None else set(args.backend.split(","))
     passed = failed = skipped = 0
