@@ -370,3 +370,4 @@ class RankPass:
     pending: PendingPass
     same_timestamp_retry: RetryHint = "not_applicable"
     progressed: bool = False  # some request's KV grew beyond its earlier maximum
+    stuck: str | None = None  # why this rank, left to itself, would repeat the pass for ever (S-64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from passtime.errors import CommandError, PasstimeError, PoisonedError
+from passtime.errors import CommandError, LiveLockError, PasstimeError, PoisonedError
 from passtime.sched.config import LaunchConfig
 from passtime.sched.contract import (
     Command,
@@ -123,6 +123,7 @@ class GroupedEngine:
         try:
             passes = [(i, rank.execute_pass(now_ms)) for i, rank in qualified]
             self._settle(passes)
+            _refuse_live_lock(passes, now_ms)
         except Exception as error:
             raise self._poisoned_by(error, f"pass {self._next_pass_id} at {now_ms} ms") from error
         end_ms = max(rank_pass.end_ms for _, rank_pass in passes)
@@ -199,6 +200,24 @@ class GroupedEngine:
         if isinstance(error, PasstimeError):
             return type(error)(f"worker {self.worker_id}, {place}: {error}")
         return error
+
+
+def _refuse_live_lock(passes: list[tuple[int, RankPass]], now_ms: float) -> None:
+    """LiveLockError if the group would repeat a pass without time or effect for ever (S-64).
+
+    A rank that is stuck by itself waits for others as long as their passes take time or do
+    something: a command may free it between two of those.
+    """
+    stuck = [rank_pass.stuck for _, rank_pass in passes if rank_pass.stuck is not None]
+    if not stuck:
+        return
+    for _, rank_pass in passes:
+        start = rank_pass.start_effects
+        effects = rank_pass.pending.effects.outputs or start.admissions or start.pressure_events
+        may_change = rank_pass.same_timestamp_retry not in ("exhausted", "not_applicable")
+        if rank_pass.end_ms > now_ms or effects or may_change:
+            return
+    raise LiveLockError(stuck[0])
 
 
 def _qualifies(rank: SchedulerRank) -> bool:

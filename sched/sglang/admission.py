@@ -11,8 +11,8 @@ from passtime.sched.config import EngineConfig
 from passtime.sched.sglang.lease import KvCache
 from passtime.sched.sglang.requests import RequestState
 
-_LPM_QUEUE_LIMIT = 128
-_IN_BATCH_PREFIX_TOKENS = 32
+LPM_QUEUE_LIMIT = 128  # longer queues are not sorted (S-36)
+LPM_HEAD_TOKENS = 32  # requests that share so much, uncached, wait for the first of them
 _ATTENTION_DP_FACTOR = 0.3
 
 
@@ -35,15 +35,23 @@ class NewTokenRatio:
         conservativeness = config.sglang.schedule_conservativeness
         return cls(conservativeness * _ATTENTION_DP_FACTOR if dp_size > 1 else conservativeness)
 
-    def decay(self) -> None:
-        """A pass without prefill: trust a little more (S-47)."""
-        self.value = max(self.value - self._step, self._low)
+    def after_decay(self, value: float) -> float:
+        """What ``value`` becomes by a pass without prefill (S-47)."""
+        return max(value - self._step, self._low)
 
-    def raise_for(self, survivors: Sequence[RequestState]) -> None:
-        """Somebody was retracted: estimate anew from those who stayed (S-47)."""
-        produced = sum(request.output_tokens for request in survivors)
-        budget = sum(request.output_limit for request in survivors)
-        self.value = min(1.0, (produced + 20.0 * len(survivors)) / (budget + 1.0))
+    def decay(self, passes: int = 1) -> None:
+        """Passes without prefill: trust a little more."""
+        for _ in range(passes):
+            before, self.value = self.value, self.after_decay(self.value)
+            if self.value == before:
+                return
+
+    def raise_for(self, *, survivors: int, produced_tokens: int, limit_tokens: int) -> None:
+        """Somebody was retracted: estimate anew from those who stayed (S-47).
+
+        ``limit_tokens`` is Σ of their output budgets, ``produced_tokens`` what they have of it.
+        """
+        self.value = min(1.0, (produced_tokens + 20.0 * survivors) / (limit_tokens + 1.0))
 
     def reset(self) -> None:
         """The group was idle (S-44)."""
@@ -172,15 +180,15 @@ def sort_by_longest_prefix(waiting: deque[RequestState], cache: KvCache) -> None
     Of several requests with the same uncached head only the first keeps its priority: the others
     will find that head in the tree once it is computed.
     """
-    if not cache.reuse or len(waiting) > _LPM_QUEUE_LIMIT:
+    if not cache.reuse or len(waiting) > LPM_QUEUE_LIMIT:
         return
-    head_tokens = cache.ceil(_IN_BATCH_PREFIX_TOKENS)
+    head_tokens = cache.ceil(LPM_HEAD_TOKENS)
     heads: set[tuple[int, ...]] = set()
 
     def rank(request: RequestState) -> tuple[bool, int]:
         hit = cache.peek(request.tokens, request.length)
         deprioritised = False
-        if hit <= _IN_BATCH_PREFIX_TOKENS and request.length >= head_tokens:
+        if hit <= LPM_HEAD_TOKENS and request.length >= head_tokens:
             head = tuple(request.tokens[:head_tokens])
             deprioritised = head in heads
             heads.add(head)

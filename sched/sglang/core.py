@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from passtime.errors import LiveLockError
 from passtime.sched.config import EngineConfig
 from passtime.sched.contract import (
     Admission,
@@ -104,10 +103,7 @@ class SglangCore(CommandedRank):
     # --- The pass -------------------------------------------------------------------------------
 
     def execute_pass(self, now_ms: float) -> RankPass:
-        """Schedule and compute one pass (S-28); all state changes happen now.
-
-        Raises LiveLockError when a lone request can neither grow nor end (S-64).
-        """
+        """Schedule and compute one pass (S-28); all state changes happen now."""
         work = PassWork(now_ms=now_ms, deferred=self.rounds_without_prefill > 0)
         ratio_before = self._ratio.value
         self._reject_overlong(work)
@@ -125,9 +121,8 @@ class SglangCore(CommandedRank):
         if not (work.retracted or work.batch or work.interval_idle):
             self._ratio.decay()
         ratio_changed = self._ratio.value != ratio_before
-        self._refuse_live_lock(work, ratio_changed)
         self._was_interval_idle = work.interval_idle
-        return self._report(work, self._retry_hint(work, ratio_changed))
+        return self._report(work, ratio_changed)
 
     def group_drained(self) -> None:
         """Nothing here counts the passes of a group since it was drained."""
@@ -262,7 +257,11 @@ class SglangCore(CommandedRank):
             victim = min(self.running, key=lambda r: r.output_tokens)
             self._retract_one(victim, growth, work)
         if work.retracted:
-            self._ratio.raise_for(self.running)
+            self._ratio.raise_for(
+                survivors=len(self.running),
+                produced_tokens=sum(r.output_tokens for r in self.running),
+                limit_tokens=sum(r.output_limit for r in self.running),
+            )
             self.generation += 1
         self.cache.make_room(growth)
         return growth
@@ -353,12 +352,12 @@ class SglangCore(CommandedRank):
 
     # --- Report ---------------------------------------------------------------------------------
 
-    def _refuse_live_lock(self, work: PassWork, ratio_changed: bool) -> None:
+    def _stuck(self, work: PassWork, ratio_changed: bool) -> str | None:
         """A lone request that cannot grow and never will: the same pass for ever (S-64)."""
         if work.deferred or ratio_changed or work.did_something or not work.decode_lengths:
-            return
+            return None
         request = self.running[0]
-        raise LiveLockError(
+        return (
             f"request {request.request_id} runs alone with {request.length} tokens and cannot "
             f"get another page: all {self.cache.total_pages} pages are taken and none can be "
             "evicted"
@@ -370,7 +369,7 @@ class SglangCore(CommandedRank):
             return self.rounds_without_prefill - 1
         return "retry" if ratio_changed else "exhausted"
 
-    def _report(self, work: PassWork, hint: RetryHint) -> RankPass:
+    def _report(self, work: PassWork, ratio_changed: bool) -> RankPass:
         end_ms = work.now_ms + work.duration_ms
         metrics = self.metrics()
         first_chunks = [a for a in work.batch if a.is_first_chunk]
@@ -379,7 +378,8 @@ class SglangCore(CommandedRank):
         return RankPass(
             end_ms=end_ms,
             progressed=work.progressed,
-            same_timestamp_retry=hint,
+            same_timestamp_retry=self._retry_hint(work, ratio_changed),
+            stuck=self._stuck(work, ratio_changed),
             start_effects=StartEffects(
                 admissions=work.admissions, pressure_events=work.pressure, kv_events=[]
             ),

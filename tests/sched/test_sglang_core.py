@@ -286,6 +286,19 @@ def test_a_nonsense_answer_of_the_model_is_an_error() -> None:
         step(rank, 10.0)
 
 
+def test_a_lone_request_that_cannot_grow_goes_on_when_room_is_made() -> None:
+    """The pass says that it is stuck; releasing the source that holds the pool frees it."""
+    rank = core(num_gpu_blocks=4, clip_max_new_tokens=0)
+    rank.submit_handoff_prefill(UUID(int=9), request(1, 8, 1))
+    rank.submit(request(2, 4, 9))
+    now = step(rank).end_ms
+    while (rank_pass := step(rank, now)).stuck is None:
+        now = rank_pass.end_ms
+    assert (rank_pass.end_ms, outputs(rank_pass)) == (now, [])
+    rank.release_source(UUID(int=9))
+    assert outputs(step(rank, now)) == [(2, 2504, False)]
+
+
 # --- Commands ---------------------------------------------------------------------------------
 
 

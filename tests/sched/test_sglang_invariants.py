@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from passtime.errors import CommandError, LiveLockError
+from passtime.errors import CommandError
 from passtime.sched.config import EngineConfig, FixedConfig, SglangConfig
 from passtime.sched.contract import Applied, KvEvent, RankPass, Removed, Request, Stored
 from passtime.sched.sglang.core import SglangCore
@@ -65,7 +65,6 @@ class SglangRankMachine(RuleBasedStateMachine):
         self.live: set[UUID] = set()
         self.sources: set[UUID] = set()
         self.destinations: set[UUID] = set()
-        self.stuck = False
         self.stored: set[int] = set()
         self.next_event = 0
 
@@ -129,13 +128,13 @@ class SglangRankMachine(RuleBasedStateMachine):
     @rule(passes=st.integers(1, 6))
     def run_passes(self, passes: int) -> None:
         for _ in range(passes):
-            if self.stuck or not self.rank.has_requests():
+            if not self.rank.has_requests():
                 return
-            try:
-                self.complete(self.rank.execute_pass(self.now_ms))
-            except LiveLockError:
+            rank_pass = self.rank.execute_pass(self.now_ms)
+            if rank_pass.stuck is not None:
                 assert len(self.rank.running) == 1
-                self.stuck = True
+                assert rank_pass.end_ms == self.now_ms
+            self.complete(rank_pass)
 
     def complete(self, rank_pass: RankPass) -> None:
         effects = rank_pass.pending.effects
