@@ -28,7 +28,6 @@ Scale: TypeAlias = Literal["log", "logit"]
 MODEL_SIGMA = 0.025  # what the law itself cannot follow, relative: the floor of every point's σ
 PHYSICAL_WALL = 0.02  # σ of the one-sided prior that keeps an efficiency below 1
 
-_SHARES = ("linear_overlap", "tile_share", "attention_overlap", "row_overlap")
 _RATES = {
     "linear_flops_per_s": ("flops", 0.70, 0.25),
     "weight_bytes_per_s": ("bytes", 0.80, 0.20),
@@ -151,6 +150,9 @@ def law_priors(bench: Bench, passes: PassColumns, latency_ms: FloatArray) -> dic
             priors["tile_share"] = Prior(centre=0.1, width=1.5, scale="logit")
     if token_ms > 0.0:
         priors["token_ms"] = Prior(centre=token_ms, width=1.0 if known else 2.0)
+    equal = passes.decode_requests * passes.decode_kv_max - passes.decode_kv_tokens
+    if (equal >= np.maximum(passes.decode_requests, 1.0)).any():  # lengths that really differ
+        priors["decode_skew"] = Prior(centre=0.05, width=1.0, scale="logit")
     priors["prefill_request_ms"] = Prior(centre=1e-3 * scale, width=1.5)
     priors["decode_request_ms"] = Prior(centre=5e-4 * scale, width=1.5)
     if ((passes.prefill_new_tokens > 0) & (passes.decode_requests > 0)).any():
@@ -247,7 +249,8 @@ def law_times(law: Law, groups: list[BoolArray], parts: list[PassColumns]) -> Fl
     if len(prompts.prefill_pairs):
         times[groups[0]] = law.prefill_ms(*prompts[:4], ARRAYS)
     if len(decodes.prefill_pairs):
-        times[groups[1]] = law.decode_ms(decodes[4], decodes[5], ARRAYS)
+        effective = law.effective_kv(*decodes[4:])
+        times[groups[1]] = law.decode_ms(decodes[4], effective, ARRAYS)
     if len(mixed.prefill_pairs):
         times[groups[2]] = law.mixed_ms(*mixed, ARRAYS)
     return times

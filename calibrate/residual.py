@@ -26,6 +26,7 @@ from passtime.profiles.predict import PassColumns
 from passtime.sched.timing import FloatArray
 
 _OCTAVES = 3.0  # one unit of kernel distance
+_GAP = 2.0
 _ROOT3 = math.sqrt(3.0)
 _TUNED_POINTS = 300  # more than these do not change the hyperparameters
 _NODES = {2: 2500, 3: 4000, 4: 8000}  # of a table with so many axes
@@ -59,7 +60,7 @@ class Surface:
 
     def on_grid(self, lines: Mapping[AxisName, Sequence[float]]) -> tuple[FloatArray, FloatArray]:
         """Mean and spread at every node of a tensor grid, last axis fastest; absent axes are 0."""
-        places = [np.log2(1.0 + np.array(lines.get(name, [0.0]))) / _OCTAVES for name in AXES]
+        places = [_place(name, np.array(lines.get(name, [0.0]), dtype=float)) for name in AXES]
         total: FloatArray | float = 0.0
         for smooth, amplitude, lengths in _halves(self.theta):
             part = np.full((1, len(self.places)), math.exp(2.0 * amplitude))
@@ -111,9 +112,15 @@ class Surface:
 
 
 def coordinates(passes: PassColumns) -> FloatArray:
-    """Where passes lie for the kernels: the five axes of a profile, log2 of 1 + each."""
-    sizes = np.stack(list(axis_columns(passes).values()), axis=1)
+    """Where passes lie for the kernels: the five axes of a profile, see :func:`_place`."""
+    columns = [_place(name, sizes) for name, sizes in axis_columns(passes).items()]
+    return np.stack(columns, axis=1)
+
+
+def _place(name: AxisName, sizes: FloatArray) -> FloatArray:
+    """log2 of 1 + size. A pass without prompts (or decodes) is of another kind: a gap parts it."""
     places: FloatArray = np.log2(1.0 + sizes) / _OCTAVES
+    return places + _GAP * (sizes > 0.0) if name in ("new_tokens", "decodes") else places
     return places
 
 

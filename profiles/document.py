@@ -112,6 +112,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``prefill_kv_bytes_per_s``    rate at which prefill attention reads keys and values
     ``attention_overlap``         as linear_overlap, of prefill attention
     ``decode_kv_bytes_per_s``     rate at which decode attention reads keys and values
+    ``decode_skew``               how far unequal decodes cost as if all were as long as the longest
     ``decode_ramp_ms``            latency that decode attention cannot hide, reached as KV grows
     ``decode_ramp_tokens``        KV tokens at which half of the ramp is reached
     ``prefill_request_ms``        per prompt of the pass
@@ -134,6 +135,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     prefill_kv_bytes_per_s: Positive
     attention_overlap: Share
     decode_kv_bytes_per_s: Positive
+    decode_skew: Share = 0.0
     decode_ramp_ms: NonNegative
     decode_ramp_tokens: Positive
     prefill_request_ms: NonNegative

@@ -5,6 +5,7 @@
     attention = overlap(prompts + decodes [+ mixed terms], longest row)
     prompts   = overlap(pair FLOPs / rate, KV bytes / rate)
     decodes   = KV bytes / rate + ramp · kv / (kv + ramp_tokens)
+    kv        = tokens + skew · (decodes · longest - tokens)
 
 ``overlap(a, b)`` is a smooth maximum: max(a, b) where the shorter is hidden wholly, a + b where
 not at all. All coefficients are positive and every term rises with every size, so a pass never
@@ -105,6 +106,7 @@ class Law:
         self.prefill_kv = work.kv_bytes_per_token * 1e3 / c.prefill_kv_bytes_per_s
         self.attention_overlap = c.attention_overlap
         self.decode_kv = work.kv_bytes_per_token * 1e3 / c.decode_kv_bytes_per_s
+        self.skew = c.decode_skew
         self.ramp = c.decode_ramp_ms
         self.ramp_tokens = c.decode_ramp_tokens
         self.prefill_request = c.prefill_request_ms
@@ -131,8 +133,12 @@ class Law:
         attention = _overlap(prompts, row, self.row_overlap, ops)
         return self.launch + linear + attention + requests * self.prefill_request
 
+    def effective_kv(self, decodes: Number, kv_tokens: Number, kv_max: Number) -> Number:
+        """KV tokens as they cost: unequal decodes wait for the longest, by a share."""
+        return kv_tokens + self.skew * (decodes * kv_max - kv_tokens)
+
     def decode_ms(self, requests: Number, kv_tokens: Number, ops: Arithmetic) -> Number:
-        """A pass of decodes only; ``requests`` is > 0."""
+        """A pass of decodes only; ``requests`` is > 0, ``kv_tokens`` are effective ones."""
         linear = self._linear(requests, requests, ops)
         return self.launch + linear + self._decodes(kv_tokens) + requests * self.decode_request
 
@@ -148,6 +154,7 @@ class Law:
         ops: Arithmetic,
     ) -> Number:
         """A pass of both; ``requests``, ``new_tokens`` and ``decodes`` are > 0."""
+        kv_tokens = self.effective_kv(decodes, kv_tokens, kv_max)
         longest: Number = ops.maximum((new_tokens + prefix_tokens) / requests, kv_max)
         work = (
             self._prompts(requests, new_tokens, prefix_tokens, pairs, ops)

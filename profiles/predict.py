@@ -121,12 +121,18 @@ class Predictor:
             time if self._prefill is None else time * self._prefill.at3(requests, new, pairs / new)
         )
 
-    def decode_ms(self, requests: float, kv_tokens: float) -> float:
-        """Time of decodes alone; requests are padded up to the next graph size."""
+    def decode_ms(self, requests: float, kv_tokens: float, kv_max: float | None = None) -> float:
+        """Time of decodes alone; requests are padded up to the next graph size.
+
+        ``kv_max`` is the longest decode, None if all are equal.
+        """
         if requests <= 0.0:
             return 0.0
-        padded = self._padded(requests)
-        time = self.law.decode_ms(padded, kv_tokens, FLOATS)
+        padded, law = self._padded(requests), self.law
+        effective = kv_tokens
+        if kv_max is not None:
+            effective = law.effective_kv(requests, kv_tokens, kv_max)
+        time = law.decode_ms(padded, effective, FLOATS)
         return (
             time if self._decode is None else time * self._decode.at2(padded, kv_tokens / requests)
         )
@@ -146,13 +152,12 @@ class Predictor:
         requests, new = float(shape.prefill_requests), float(shape.prefill_new_tokens)
         prefix, pairs = float(shape.prefill_prefix_tokens), float(shape.prefill_pairs)
         decodes, kv_tokens = float(shape.decode_requests), float(shape.decode_kv_tokens)
+        kv_max = float(shape.decode_kv_max)
         prompts_alone = self.prefill_ms(requests, new, prefix, pairs)
-        decodes_alone = self.decode_ms(decodes, kv_tokens)
+        decodes_alone = self.decode_ms(decodes, kv_tokens, kv_max)
         if prompts_alone == 0.0 or decodes_alone == 0.0:
             return prompts_alone + decodes_alone
-        time = self.law.mixed_ms(
-            requests, new, prefix, pairs, decodes, kv_tokens, float(shape.decode_kv_max), FLOATS
-        )
+        time = self.law.mixed_ms(requests, new, prefix, pairs, decodes, kv_tokens, kv_max, FLOATS)
         if self._mixed is not None:
             time *= self._mixed.at4(new, pairs / new, decodes, kv_tokens / decodes)
         return max(time, prompts_alone, decodes_alone)
@@ -169,9 +174,10 @@ class Predictor:
                 alone = alone * self._prefill.at_many(n, new, pairs / new)
             times[has_prompts] = alone
         if has_decodes.any():
-            *_, decodes, kv_tokens, _ = passes.take(has_decodes)
+            *_, decodes, kv_tokens, longest = passes.take(has_decodes)
+            effective = self.law.effective_kv(decodes, kv_tokens, longest)
             padded = np.array([self._padded(batch) for batch in decodes.tolist()])
-            alone = self.law.decode_ms(padded, kv_tokens, ARRAYS)
+            alone = self.law.decode_ms(padded, effective, ARRAYS)
             if self._decode is not None:
                 alone = alone * self._decode.at_many(padded, kv_tokens / decodes)
             times[has_decodes] = np.maximum(times[has_decodes], alone)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from passtime.sched.timing import FloatArray
 _ATTENTION = {"prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"}
 _SKEW = {"regime", "n", "nb", "pc", "kp", "kvs", "kv_big", "t_skew_us"}
 _LAYER = ("qkv_proj", "rotary_emb", "o_proj", "gate_up_proj", "act_fn", "down_proj")
+SKEW_REPEATS = 3
 _NORM, _NORMS_PER_LAYER = "layernorm", 2
 
 
@@ -53,9 +55,14 @@ def read(path: Path) -> ImportedTable:
     )
 
 
-def whole_passes(folder: Path) -> ImportedTable:
-    """Whole passes of the model in ``folder`` (HARDWARE/MODEL/tpN), one per attention row."""
+def whole_passes(folder: Path, *, unequal: bool = False) -> ImportedTable:
+    """Whole passes of the model in ``folder`` (HARDWARE/MODEL/tpN), one per attention row.
+
+    ``unequal`` adds the mixtures of skew.csv, whose times are sums over three repeats.
+    """
     table = read(folder / "attention.csv.gz")
+    if unequal:
+        table = _with_mixtures(table, read(folder / "skew.csv.gz"))
     model = required_model(folder / "attention.csv.gz")
     dense = _curves(folder / "dense.csv.gz", "tokens")
     tail = _curves(folder / "per_sequence.csv.gz", "sequences")
@@ -79,6 +86,19 @@ def whole_passes(folder: Path) -> ImportedTable:
         model=model,
         device=table.device,
         notes=("whole passes composed of one measured layer and its tail",),
+    )
+
+
+def _with_mixtures(table: ImportedTable, skew: ImportedTable) -> ImportedTable:
+    mixtures = [
+        (msgspec.structs.replace(point, latency_ms=point.latency_ms / SKEW_REPEATS), line)
+        for point, line in zip(skew.points, skew.lines, strict=True)
+        if point.decode_requests * point.decode_kv_max > point.decode_kv_tokens
+    ]
+    return replace(
+        table,
+        points=table.points + tuple(point for point, _ in mixtures),
+        lines=table.lines + tuple(line for _, line in mixtures),
     )
 
 

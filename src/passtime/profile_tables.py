@@ -29,6 +29,7 @@ _MEANINGS = {
     "prefill_kv_bytes_per_s": ("byte/s", "prefill attention reading keys and values"),
     "attention_overlap": ("", "visible share of the shorter of the two"),
     "decode_kv_bytes_per_s": ("byte/s", "decode attention reading keys and values"),
+    "decode_skew": ("", "how far unequal decodes cost as if all were the longest"),
     "decode_ramp_ms": ("ms", "latency that decode attention cannot hide"),
     "decode_ramp_tokens": ("tokens", "KV at which half of it is reached"),
     "prefill_request_ms": ("ms", "per prompt"),
