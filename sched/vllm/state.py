@@ -65,8 +65,7 @@ class RankState:
                 copy = None if block.identity is None else self.pool.first_copy(block.identity)
                 if copy is None:
                     break
-                if active == len(hits) and self.pool.is_active(copy):
-                    active += 1
+                active += self.pool.is_active(copy)
                 hits.append(copy)
         return hits, active
 
