@@ -1,8 +1,11 @@
 """``passtime demo``: from nothing to a comparison, again and again into one folder."""
 
+import io
 import json
+import shutil
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,37 +16,42 @@ from passtime.calibrate.log import read_log
 from passtime.demo import LAUNCH, Guess
 from passtime.profiles.document import MeasuredPoint, load_profile
 
-BUDGET = ("--budget", "2")
+HIDDEN = ("torch", "triton", "pynvml", "matplotlib", "joblib")
+"""What the core install does not bring."""
 
 
-@pytest.fixture
-def demo(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process, with what the core install does not bring hidden."""
-    for name in ("torch", "triton", "pynvml", "matplotlib", "joblib"):
-        monkeypatch.setitem(sys.modules, name, None)
-
-    def run(*more: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli, "COMMANDS", ("demo",))
-        code = cli.main(["demo", "-o", str(tmp_path / "demo"), *BUDGET, *more])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
 
 
-def test_the_demo_measures_compares_and_says_how_to_go_on(
-    demo: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    code, out, err = demo()
-    assert code == 0, err
-    assert "held-out error" in out
-    assert "constants of profile" in out
-    assert "fixed:" in out
-    assert "queries inside" in out
-    assert out.rstrip().endswith("--timing gpu.json")
-    folder = tmp_path / "demo"
+def demo(folder: Path, *more: str) -> Ran:
+    """The command in this process, with nothing but the core install."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in HIDDEN:
+            patch.setitem(sys.modules, name, None)
+        patch.setattr(cli, "COMMANDS", ("demo",))
+        code = cli.main(["demo", "-o", str(folder), "--budget", "4", *more])
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    folder = tmp_path_factory.mktemp("demo") / "new" / "demo"
+    return folder, demo(folder)
+
+
+def test_the_demo_measures_compares_and_says_how_to_go_on(finished: tuple[Path, Ran]) -> None:
+    folder, ran = finished
+    assert ran.code == 0, ran.err
+    assert "held-out error" in ran.out
+    assert "constants of profile" in ran.out
+    assert "fixed:" in ran.out
+    assert "queries inside" in ran.out
+    assert ran.out.rstrip().endswith("--timing gpu.json")
     report = json.loads((folder / "report.json").read_text())
     assert {path.name for path in folder.iterdir()} == {
         "profile.json",
@@ -58,32 +66,30 @@ def test_the_demo_measures_compares_and_says_how_to_go_on(
 
 
 def test_a_second_run_goes_on_and_other_settings_start_anew(
-    demo: Callable[..., tuple[int, str, str]], tmp_path: Path
+    finished: tuple[Path, Ran], tmp_path: Path
 ) -> None:
-    log = tmp_path / "demo" / "profile.log.jsonl"
-    _, first, _ = demo("--json")
+    folder = shutil.copytree(finished[0], tmp_path / "demo")
+    log = folder / "profile.log.jsonl"
     before = read_log(log)
-    code, again, err = demo("--json")
-    assert code == 0
-    assert "going on" in err
+    again = demo(folder, "--json")
+    assert again.code == 0, again.err
+    assert "going on" in again.err
     assert read_log(log).visits[: len(before.visits)] == before.visits
-    assert json.loads(again)["inputs"]["engine"] == json.loads(first)["inputs"]["engine"]
-    code, _, err = demo("--seed", "5")
-    assert code == 0
-    assert "measuring anew" in err
-    assert read_log(log).header.seed == 5
-    assert load_profile(tmp_path / "demo" / "profile.json").provenance.measured_at == (
-        read_log(log).header.started_at
-    )
+    assert again.out == (folder / "report.json").read_text()
+    other = demo(folder, "--seed", "5")
+    assert other.code == 0, other.err
+    assert "measuring anew" in other.err
+    header = read_log(log).header
+    assert header.seed == 5
+    measured_at = load_profile(folder / "profile.json").provenance.measured_at
+    assert measured_at == header.started_at
 
 
-def test_an_output_that_is_no_folder_is_bad_usage(
-    demo: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_an_output_that_is_no_folder_is_bad_usage(tmp_path: Path) -> None:
     (tmp_path / "demo").write_text("a file")
-    code, _, err = demo()
-    assert code == 2
-    assert "File exists" in err
+    ran = demo(tmp_path / "demo")
+    assert ran.code == 2
+    assert "File exists" in ran.err
 
 
 def test_the_demos_engine_asks_for_what_the_plan_measures() -> None:

@@ -69,7 +69,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
-def test_the_cpu_is_always_there() -> None:
+def test_the_cpu_is_always_there(no_gpu: None) -> None:
     facts = list_devices()[0]
     assert facts.kind == "cpu"
     assert facts.name
