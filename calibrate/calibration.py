@@ -133,6 +133,10 @@ def calibrate(
 
     ``say`` gets sentences for the user. KeyboardInterrupt leaves a log to go on from.
     """
+    if output.resolve() == log.resolve():
+        raise InputError(f"--log {log}: is the profile's own name: give another")
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"-o {output}: there is no folder {output.parent}")
     _keep_other_profiles(preparation, output, log)
     summary, resumed = _measure(preparation, log, progress, say)
     if not summary.fewest_samples:
@@ -185,6 +189,7 @@ def _measure(
             budget_s=preparation.budget_s,
             memory_bytes=preparation.memory_bytes,
             progress=progress,
+            say=say,
         ).run()
     return summary, earlier is not None
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import inf
+from math import inf, isinf
 from statistics import median
 from typing import Any
 
@@ -65,10 +65,12 @@ class Measurement:
         budget_s: float,
         memory_bytes: int,
         progress: Progress,
+        say: Callable[[str], None],
     ) -> None:
         """Takes the runner over, and closes it after ``run``.
 
-        ``earlier`` is what the log held when it was opened; None for a new one.
+        ``earlier`` is what the log held when it was opened; None for a new one. ``say`` gets
+        sentences about what the user should know of.
         """
         self._runner = runner
         self._reopen = reopen
@@ -80,6 +82,7 @@ class Measurement:
         self._budget_s = budget_s
         self._memory_bytes = memory_bytes
         self._progress = progress
+        self._say = say
         self._points = header.plan
         self._book = Book(earlier, len(self._points))
         self._reference: Reference | None = None
@@ -97,7 +100,9 @@ class Measurement:
             for round_ in range(self._book.last_round, self._clock.rounds):
                 if not self._round(round_):
                     break
-            self._flag_in_hindsight(visits_before)
+            if len(self._book.visits) > visits_before:
+                self._flag_in_hindsight()
+                self._note("end", {"at": _now_text(), "load_average": list(os.getloadavg())})
         finally:
             self._runner.close()
         counts = [len(self._book.samples_ms.get(point.id, ())) for point in self._points]
@@ -174,7 +179,8 @@ class Measurement:
             elif drift > self._clock.drift_tol:
                 again_s = sum(costs[point] for point in points)
                 if attempt < self._clock.drift_retries and self._left_s > again_s:
-                    self._about("discard", keys, cause=f"the reference moved by {drift:.1%}")
+                    moved = "failed" if isinf(drift) else f"moved by {drift:.1%}"
+                    self._about("discard", keys, cause=f"the reference pass {moved}")
                     continue
                 self._about("flag", keys, flag="drift")
             elif drift > self._clock.unsteady_tol:
@@ -198,9 +204,7 @@ class Measurement:
         """Visit a point and log it; None if it cannot be, or if there is no time for it."""
         if self._book.given_up(point.id) or self._left_s < cost_s:
             return None
-        self._progress(
-            self._elapsed_s / self._budget_s, f"round {round_ + 1}, {point.regime} {point.id}"
-        )
+        self._tell(f"round {round_ + 1}, {point.regime} {point.id}")
         started_s, started_at = self._elapsed_s, _now_text()
         error: str | None = None
         try:
@@ -255,7 +259,7 @@ class Measurement:
                 f"{error}; that was failure {self._restarts}, so measuring is given up. "
                 f"What was measured is kept in {self._writer.source}"
             )
-        self._progress(0.0, f"{error}: starting again")
+        self._say(f"{error}: starting again")
         self._runner = self._reopen()
         self._warm_up()
 
@@ -265,7 +269,7 @@ class Measurement:
         """Settle the device by its reference pass, where the clock's policy has one."""
         if not self._clock.reference_every:
             return
-        self._progress(self._elapsed_s / self._budget_s, "warming up")
+        self._tell("warming up")
         try:
             self._reference = Reference(
                 self._runner, self._clock, self._reference_point(), self._book.reference_ms
@@ -321,14 +325,17 @@ class Measurement:
         short = [p for p in prefills if self._pass_s[p.id] <= longest_s]
         return max(short or prefills, key=lambda p: self._pass_s[p.id])
 
-    def _flag_in_hindsight(self, visits_before: int) -> None:
-        """Compare the rounds, where disturbances are watched at all and anything is new."""
-        if self._clock.reference_every and len(self._book.visits) > visits_before:
+    def _flag_in_hindsight(self) -> None:
+        """Compare the rounds, where disturbances are watched at all."""
+        if self._clock.reference_every:
             found = hindsight(self._points, self._book.visits, self._clock)
             for flag, keys in found.items():
                 self._about("flag", keys, flag=flag)
 
-    # --- Notes ------------------------------------------------------------------------------------
+    # --- Telling and noting -----------------------------------------------------------------------
+
+    def _tell(self, doing: str) -> None:
+        self._progress(self._elapsed_s / self._budget_s, doing)
 
     def _note(self, topic: str, values: dict[str, Any]) -> None:
         self._writer.append(Note(topic=topic, values=values))

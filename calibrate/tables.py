@@ -39,11 +39,16 @@ def devices_table(devices: Devices) -> Table:
 def plan_table(preparation: Preparation) -> Table:
     """One point a row, with what it is expected to take."""
     plan, clock = preparation.plan, preparation.backend.CLOCK
+    rounds = (
+        f"{clock.min_rounds} to {clock.rounds}"
+        if clock.rounds > clock.min_rounds
+        else f"{clock.rounds}"
+    )
     table = Table(
         title=f"{len(plan.points)} points on {preparation.facts.name}, model "
         f"{preparation.model.name}",
-        caption=f"a round is expected to take {plan.round_s:.1f} s; {clock.min_rounds} to "
-        f"{clock.rounds} rounds in {preparation.budget_s:g} s",
+        caption=f"a round is expected to take {plan.round_s:.1f} s; {rounds} rounds in "
+        f"{preparation.budget_s:g} s",
     )
     table.add_column("point", justify="right")
     table.add_column("regime")

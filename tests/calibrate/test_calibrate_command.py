@@ -193,6 +193,7 @@ def test_a_measuring_process_that_is_killed_is_started_again(typed: Typed) -> No
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert process.returncode == 0, err
     assert json.loads(out)["restarts"] == 1
+    assert "ended by signal 9: starting again" in err
     (failed,) = [visit for visit in typed.log().visits if visit.stop == "failed"]
     assert "ended by signal 9" in str(failed.error)
     assert failed.point in typed.log().samples_ms()
@@ -238,6 +239,28 @@ def test_another_devices_profile_is_not_overwritten(
     assert code == 2
     assert "holds the profile of" in err
     assert finished.profile.read_bytes() == before
+
+
+def test_profile_and_log_are_two_files(
+    typed: Typed, here: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = here(*typed.arguments("--log", str(typed.profile)))
+    assert code == 2
+    assert "give another" in err
+    assert not typed.profile.exists()
+
+
+def test_a_folder_that_does_not_exist_is_named(
+    typed: Typed, here: Callable[..., tuple[int, str, str]]
+) -> None:
+    nowhere = typed.folder / "nowhere" / "log.jsonl"
+    code, _, err = here(*typed.arguments("--log", str(nowhere)))
+    assert code == 2
+    assert f"{nowhere}: No such file or directory" in err
+    code, _, err = here(*typed.arguments("-o", str(nowhere), "--log", str(typed.log_path)))
+    assert code == 2
+    assert "there is no folder" in err
+    assert not typed.log_path.exists()
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(

@@ -55,6 +55,7 @@ class Bench:
         self.clock = clock
         self.devices: list[SimulatedGpu] = []
         self.memory_bytes = FACTS.memory_bytes
+        self.said: list[str] = []
 
     def measure(self, faults: Faults = QUIET, *, seed: int = 0) -> Summary:
         device = SimulatedGpu(facts=FACTS, model=MODEL, truth_s=truth_s, faults=faults, seed=seed)
@@ -85,6 +86,7 @@ class Bench:
                 budget_s=self.budget_s,
                 memory_bytes=self.memory_bytes,
                 progress=lambda share, text: None,
+                say=self.said.append,
             ).run()
 
     def log(self) -> Log:
@@ -230,6 +232,7 @@ def test_a_driver_that_fails_is_started_again_and_loses_one_visit(bench: Bench) 
     assert max(abs(error) for error in bench.errors().values()) < 0.01
     failed = [visit for visit in log.visits if visit.stop == "failed"]
     assert all(visit.error == "simulated driver failure" for visit in failed)
+    assert bench.said == ["simulated driver failure: starting again"] * 2
 
 
 def test_a_driver_that_always_fails_is_given_up_and_the_log_is_kept(bench: Bench) -> None:
