@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from passtime.calibrate.laws import Bench, unphysical
-from passtime.calibrate.points import columns, latencies
+from passtime.calibrate.points import columns, latencies, sigmas
 from passtime.profiles.document import MeasuredPoint, Profile
 from passtime.profiles.law import Work
 from passtime.profiles.predict import PassColumns
@@ -30,6 +30,8 @@ MAX_ABOVE_PEAK = 0.01  # share of rows that may be glitches
 THOUSANDFOLD = 1 / 300.0  # of a peak: no kernel is that slow on its largest row
 DROP = 0.10  # more work, this much less time
 MAX_DROPS = 0.20  # share of steps
+MIN_STEPS = 20  # fewer steps say nothing about a table as a whole
+NOISES = 3.0  # a drop within so many standard errors of the two points is noise
 GLITCH = 1.8  # off its neighbours on both sides by this factor
 MAX_SPREAD_PERCENT = 10.0
 OTHER_SCALE = 1.25  # median ratio between two measurements of the same shapes
@@ -162,11 +164,12 @@ def _datasheet(
 def _monotone(points: Sequence[MeasuredPoint], where: Sequence[str]) -> list[Finding]:
     """Along every axis, more work with clearly less time."""
     steps, drops, worst, at = 0, 0, 0.0, ""
+    noise = sigmas(points)
     for line in _lines(points):
         for first, second in pairwise(line):
             steps += 1
             fall = 1.0 - points[second].latency_ms / points[first].latency_ms
-            if fall > DROP:
+            if fall > DROP + NOISES * float(np.hypot(noise[first], noise[second])):
                 drops += 1
                 if fall > worst:
                     worst, at = fall, f"{where[first]} to {where[second]}"
@@ -176,7 +179,7 @@ def _monotone(points: Sequence[MeasuredPoint], where: Sequence[str]) -> list[Fin
     return [
         Finding(
             rule="monotone",
-            severity="fault" if share > MAX_DROPS else "warning",
+            severity="fault" if steps >= MIN_STEPS and share > MAX_DROPS else "warning",
             message=f"{drops} of {steps} steps to more work take over {DROP:.0%} less time; the "
             f"worst ({at}) {worst:.0%} less",
         )

@@ -16,7 +16,7 @@ from passtime.profiles.document import REGIME_AXES, Intervals, MeasuredPoint, Re
 from passtime.sched.timing import FloatArray
 
 LEVEL_PERCENT = 90.0
-_MIN_POINTS = 10  # a regime with fewer shares the pooled width
+_MIN_POINTS = 20  # a regime with fewer shares the pooled width
 
 
 def conformal(
