@@ -18,18 +18,20 @@ from passtime.profiles.shapes import ModelShape
 class Backend(Protocol):
     """A module of :mod:`passtime.calibrate.runners`: what can be known before a runner is open.
 
-    ``POLICY`` goes into the log's header; ``PREPARE_S`` are the seconds that making a batch ready
-    is guessed to take.
+    ``POLICY`` goes into the log's header.
     """
 
     POLICY: Mapping[str, Any]
     CLOCK: ClockPolicy
     DEFAULT_MODEL: str
     DEFAULT_BUDGET_S: float
-    PREPARE_S: float
 
     def computed_model(self, model: ModelShape) -> ModelShape:
         """The shape with the dtypes that are really used."""
+        ...
+
+    def visit_s(self, model: ModelShape, pass_s: float) -> float:
+        """Seconds that a visit of a pass is guessed to take, making ready included."""
         ...
 
     def memory_bytes(self, model: ModelShape, batch: Batch) -> int:

@@ -105,7 +105,7 @@ def prepare(wish: Wish) -> Preparation:
     model = chosen.computed_model(load_model(wish.model or chosen.DEFAULT_MODEL))
     costs = Costs(
         pass_s=partial(guessed_pass_s, model, rates=guessed_rates(facts)),
-        visit_s=lambda pass_s: chosen.PREPARE_S + chosen.CLOCK.visit_s(pass_s),
+        visit_s=partial(chosen.visit_s, model),
         memory_bytes=partial(chosen.memory_bytes, model),
     )
     plan = make_plan(
