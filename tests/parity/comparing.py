@@ -77,14 +77,14 @@ def run(case: Case, folder: Path, *, core: CoreName) -> tuple[Workload, Outcome]
     )
     assert not options, f"options of the case that nothing reads: {sorted(options)}"
     if len(launches) == 2:
-        return workload, replay_pools(workload, *launches, options=replay_options)
+        return workload, replay_pools(workload, launches[0], launches[1], replay_options)
     return workload, replay(workload, *launches[0], replay_options)
 
 
 def _launches(case: Case, folder: Path) -> list[tuple[LaunchConfig, TimingModel]]:
     for name, profile in case.profiles.items():
         types = profile.get("dtypes", {})
-        arrays = {
+        arrays: dict[str, Any] = {
             key: np.array(value, dtype=types.get(key, "<f8"))
             for key, value in profile["arrays"].items()
         }
@@ -216,7 +216,7 @@ def _summary_differences(
         tolerance = 0.01 if sketched else 1e-9
         same = (
             math.isclose(ours, value, rel_tol=tolerance, abs_tol=1e-9)
-            if isinstance(value, int | float)
+            if isinstance(value, int | float) and isinstance(ours, int | float)
             else ours == value
         )
         if not same:
