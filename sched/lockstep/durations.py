@@ -124,10 +124,12 @@ class Durations(PassTimer):
     ) -> None:
         """Ask in growing pieces until ``cut_ms`` is reached."""
         start, piece = len(ends_ms), _FEW_PASSES
-        while passes and now_ms < cut_ms:
+        while passes:
             piece = min(2 * piece, passes)
             self._extend(ends_ms, now_ms, batch, kv_tokens, piece)
             now_ms = ends_ms[-1]
+            if now_ms >= cut_ms:
+                break
             kv_tokens += piece * batch
             passes -= piece
         _cut(ends_ms, start, cut_ms)

@@ -243,8 +243,6 @@ class RunPool:
                 return
             run.children = children = {}
         key = self._key(sequence.block_ids, run.end)
-        if key in children and self._owed:
-            self._evict_owed()
         if key not in children:
             # the sequence's hold moves down to the new run, whose reference takes its place
             sequence.run = children[key] = Run(sequence.block_ids, run.end, depth, key, run)

@@ -25,7 +25,7 @@ from passtime.sched.lockstep.durations import durations
 from passtime.sched.lockstep.pool import Pool
 from passtime.sched.lockstep.sequence import Sequence
 from passtime.sched.lockstep.work import Chunk, pass_shape
-from passtime.sched.replay.fleet import STALLED_PASSES
+from passtime.sched.replay.stalls import STALLED_PASSES
 from passtime.sched.timing import PassShape, TimingModel
 
 
@@ -72,8 +72,9 @@ class LockstepRank:
         self._next_order = 0  # of the next admission
         self._fruitless_passes = 0
         # False: the head of ``waiting`` would be blocked again. A head that does not fit the pool
-        # stays so until something is released: decoding only shrinks the room, and evictions
-        # leave active hits alone. One that does not fit the budget stays so while the batch does.
+        # stays so until something is released, or a partial prompt completes a block it shares:
+        # decoding only shrinks the room, and evictions leave active hits alone. One that does not
+        # fit the budget stays so while the batch does.
         self._look = False
 
     def submit(self, sequence: Sequence) -> None:
@@ -284,6 +285,7 @@ class LockstepRank:
                 return
             hits = pool.lookup(head)
             if blocks - hits.active_blocks > pool.free + pool.evictable:
+                self._look = self._partial is not None
                 return
             before = hits.blocks * size
             used = known - before

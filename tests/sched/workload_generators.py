@@ -58,17 +58,27 @@ def _workload(rng: random.Random, block_tokens: int, *, sessions: bool) -> Workl
     requests = rng.choice((1, 2, 5, 10, 20, 30, 40))
     trace_tokens = rng.choice((block_tokens, 2 * block_tokens, 4 * block_tokens, 3, 5, 7, 10))
     share = rng.choice((0.0, 0.5, 0.9))
+    repeats = rng.choice((0.0, 0.2, 0.8))
     whole = rng.choice((0.0, 0.5, 1.0))
     longest = rng.choice((2, 6, 12)) * block_tokens
     outputs = rng.choice(
-        ((0, 1), (0, 1, 2, 5), (1, 4, 9, 20), (8, 30, 60), (0, 1, 40), (40, 80), (20, 30, 40))
+        (
+            (0, 1),
+            (0, 1, 2, 5),
+            (1, 4, 9, 20),
+            (8, 30, 60),
+            (0, 1, 40),
+            (40, 80),
+            (20, 30, 40),
+            (0, 0, 0, 9),
+        )
     )
     heads = [[rng.randrange(4) for _ in range(longest)] for _ in range(rng.choice((1, 2, 4)))]
     prompts: list[int] = []
     block_ids: list[list[int]] = []
     fresh = 1000
     for _ in range(requests):
-        if prompts and rng.random() < share / 3:  # exactly an earlier prompt
+        if prompts and rng.random() < repeats:  # exactly an earlier prompt
             again = rng.randrange(len(prompts))
             prompts.append(prompts[again])
             block_ids.append(block_ids[again])
