@@ -1,19 +1,14 @@
-"""Replay of aggregated vLLM-style ranks in lock step: the driver's rules around the core."""
+"""Replay of aggregated ranks in lock step: the driver's rules around the cores."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from passtime.errors import DeadEndError, ProviderError
+from passtime.errors import DeadEndError, ProviderError, RunError
 from passtime.sched.config import LaunchConfig
 from passtime.sched.lockstep.arrivals import has_turns, source_of
-from passtime.sched.lockstep.columns import Columns
-from passtime.sched.lockstep.counts import CountedPool
-from passtime.sched.lockstep.pool import Pool
-from passtime.sched.lockstep.runs import RunPool
-from passtime.sched.lockstep.sequence import Sequence
-from passtime.sched.lockstep.vllm import LockstepRank
+from passtime.sched.lockstep.ranks import parts_of
 from passtime.sched.lockstep.workers import Share, merged, shares_of_workers
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.timing import TimingModel
@@ -32,10 +27,11 @@ def supports(launch: LaunchConfig, workload: Workload, options: ReplayOptions) -
     engine = launch.engine
     independent = options.concurrency is None and not has_turns(workload)
     return (
-        engine.backend == "vllm"
+        engine.backend in ("vllm", "sglang")
         and engine.worker_type == "aggregated"
         and engine.aic_nextn is None
         and engine.prefill_schedule_interval == 1
+        and engine.prefill_decode_interval == 0
         and not engine.emit_kv_events
         and launch.dp_size == 1
         and (options.num_workers == 1 or independent)
@@ -67,8 +63,14 @@ def replay_lockstep(
         capture_admissions=capture_admissions,
         num_workers=num_workers,
     )
+    failures: list[tuple[float, int, RunError]] = []
     for replay in replays:
-        replay.run()
+        try:
+            replay.run()
+        except RunError as error:
+            failures.append((replay.now_ms, replay.worker, error))
+    if failures:
+        raise min(failures, key=lambda failure: failure[:2])[2]
     _raise_if_stuck(replays)
     outcomes = [replay.outcome() for replay in replays]
     if num_workers == 1:
@@ -138,23 +140,19 @@ class LockstepReplay:
         engine, workload = launch.engine, share.workload
         horizon_ms = math.inf if max_sim_time_ms is None else max_sim_time_ms
         self.rows = share.rows
-        self._worker = share.worker
+        self.worker = share.worker
         self._launch = launch
         self._workload = workload
         self._source = share.source
         self._horizon_ms = horizon_ms
-        self._columns = Columns(len(workload), capture_admissions=capture_admissions)
-        self.pool: Pool
-        if engine.enable_prefix_caching:
-            self.pool = RunPool(
-                engine.num_gpu_blocks,
-                engine.block_tokens,
-                prompts=workload.block_ids,
-                trace_block_tokens=workload.trace_block_size,
-            )
-        else:
-            self.pool = CountedPool(engine.num_gpu_blocks, engine.block_tokens)
-        self._rank = LockstepRank(engine, timing, self.pool, self._columns, horizon_ms=horizon_ms)
+        self._rank, self._columns, self.pool, self._sequence = parts_of(
+            engine,
+            timing,
+            workload,
+            horizon_ms=horizon_ms,
+            worker=share.worker,
+            capture_admissions=capture_admissions,
+        )
         self.in_flight = 0
         self.stopped = False
         self._completed_passes = 0  # the first of the rank's passes
@@ -173,7 +171,7 @@ class LockstepReplay:
             ends_ms = self._rank.ends_ms
             passes = len(ends_ms)  # those before the failure, also of a stretch that was begun
             now_ms = ends_ms[-1] if passes > self._completed_passes else self.now_ms
-            place = f"worker {self._worker}, pass {passes + self._idle_passes} at {now_ms} ms"
+            place = f"worker {self.worker}, pass {passes + self._idle_passes} at {now_ms} ms"
             raise ProviderError(f"{place}: {error}") from error
 
     def _run_rounds(self) -> None:
@@ -216,7 +214,7 @@ class LockstepReplay:
             if limit is not None:
                 output = min(output, max(0, limit - prompt))
             self._columns.arrival_ms[row] = arrival_ms
-            self._rank.submit(Sequence(row, prompt, output))
+            self._rank.submit(self._sequence(row, prompt, output))
         self.in_flight += len(due)
 
     def _complete(self, end_ms: float) -> None:
@@ -227,7 +225,7 @@ class LockstepReplay:
         if rank.ended or rank.rejected:
             self._apply_ends(rank.ended, rank.rejected, end_ms)
 
-    def _apply_ends(self, ended: list[Sequence], rejected: list[Sequence], end_ms: float) -> None:
+    def _apply_ends(self, ended: list[Any], rejected: list[Any], end_ms: float) -> None:
         columns, source = self._columns, self._source
         last = self._completed_passes - 1
         for sequence in ended:
@@ -267,7 +265,7 @@ class LockstepReplay:
             columns.left_open(sequence, self._completed_passes - 1)
         return columns.outcome(
             rank.ends_ms,
-            scheduler=self._worker,
+            scheduler=self.worker,
             clock_ms=self.now_ms,
             passes=self._completed_passes + self._idle_passes,
             preemptions=rank.preemptions,

@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
-from passtime.errors import DeadEndError, LiveLockError, RunError
 from passtime.sched.config import LaunchConfig
 from passtime.sched.contract import Command, CommandEffects, CompletionEffects
 from passtime.sched.group import GroupedEngine, GroupPass
+from passtime.sched.replay.stalls import (
+    SAME_INSTANT_RETRIES,
+    STALLED_PASSES,
+    exhausted,
+    live_lock,
+    too_many_retries,
+)
 from passtime.sched.timing import TimingModel
-
-SAME_INSTANT_RETRIES = 1024
-STALLED_PASSES = 10_000
 
 
 class StallGuard:
@@ -32,10 +35,7 @@ class StallGuard:
         """A pass was executed; LiveLockError if it was one too many without progress."""
         self._stalled = 0 if group_pass.progressed else self._stalled + 1
         if self._stalled >= STALLED_PASSES:
-            raise LiveLockError(
-                f"live-lock at {group_pass.started_at_ms} ms: {STALLED_PASSES} passes without "
-                "output or progress (requests keep taking each other's KV blocks)"
-            )
+            raise live_lock(group_pass.started_at_ms)
 
 
 class Fleet:
@@ -142,19 +142,12 @@ class Fleet:
         """What the hint of an effect-free zero-length pass asks for (R-15, S-63)."""
         hint = group_pass.same_timestamp_retry
         if hint == "exhausted" and not self._pooled:
-            raise DeadEndError(
-                "offline replay detected an effect-free zero-duration pass of worker "
-                f"{worker} at {group_pass.started_at_ms} ms: its in-flight requests can never be "
-                "scheduled (does one outgrow the KV pool or the prefill budget?)"
-            )
+            raise exhausted(worker, group_pass.started_at_ms)
         if hint in ("not_applicable", "exhausted"):
             return False
         self._retries[worker] += 1
         if self._retries[worker] > SAME_INSTANT_RETRIES:
-            raise RunError(
-                f"worker {worker} asked for more than {SAME_INSTANT_RETRIES} retries at "
-                f"{group_pass.started_at_ms} ms (R-15)"
-            )
+            raise too_many_retries(worker, group_pass.started_at_ms)
         return True
 
 

@@ -1,0 +1,133 @@
+"""What the edges of a lock-step radix tree hold: pages of prompts and of outputs, not spelled out.
+
+An edge says where its pages come from: from a prompt, that is from its trace blocks, and then,
+perhaps, from the output of one request, which nobody else can have. Two prompts have a page in
+common if all trace blocks up to its last token are equal, whatever the sizes of both (R-31).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from passtime.sched.lockstep.steps import SteppedSequence
+
+Key = int | tuple[int, ...]
+
+
+class Node:
+    """Pages ``start`` … ``end`` of a path: up to ``prompt_end`` from the prompt ``block_ids``,
+    then produced by request ``owner``.
+
+    ``locks`` counts the leases at or below it; ``holders`` are the sequences whose published
+    prefix ends here.
+    """
+
+    __slots__ = (
+        "age",
+        "block_ids",
+        "children",
+        "end",
+        "holders",
+        "key",
+        "locks",
+        "owner",
+        "parent",
+        "prompt_end",
+        "start",
+    )
+
+    def __init__(
+        self,
+        parent: Node | None,
+        key: Key,
+        block_ids: Sequence[int],
+        owner: int,
+        start: int,
+        prompt_end: int,
+        end: int,
+    ) -> None:
+        """An unlocked edge of age 0."""
+        self.parent = parent
+        self.key = key
+        self.block_ids = block_ids
+        self.owner = owner
+        self.start = start
+        self.prompt_end = prompt_end
+        self.end = end
+        self.locks = 0
+        self.age = 0
+        self.children: dict[Key, Node] = {}
+        self.holders: list[SteppedSequence] = []
+
+
+class Content:
+    """Compares sequences with edges, page by page."""
+
+    def __init__(
+        self,
+        page_tokens: int,
+        prompts: Sequence[Sequence[int]] | None,
+        trace_block_tokens: int,
+    ) -> None:
+        """``prompts`` are the trace blocks of each row; None: no two have anything in common."""
+        self._page_tokens = page_tokens
+        self._prompts = prompts
+        self._block_tokens = trace_block_tokens
+
+    def enter(self, sequence: SteppedSequence) -> None:
+        """A request arrived: remember what its prompt consists of."""
+        row = sequence.row
+        sequence.block_ids = (row,) if self._prompts is None else tuple(self._prompts[row])
+        sequence.prompt_pages = sequence.prompt_tokens // self._page_tokens
+
+    def key(self, sequence: SteppedSequence, page: int) -> Key:
+        """What a child is found by: the trace blocks of its first page, or whose output it is."""
+        if page >= sequence.prompt_pages:
+            return (sequence.row,)  # a page of output; of several blocks a page has two at least
+        return self.block_key(sequence.block_ids, page)
+
+    def block_key(self, block_ids: Sequence[int], page: int) -> Key:
+        """The trace blocks of a page that holds nothing but prompt."""
+        if self._prompts is None:
+            return block_ids[0]
+        first = page * self._page_tokens // self._block_tokens
+        last = ((page + 1) * self._page_tokens - 1) // self._block_tokens
+        return block_ids[first] if first == last else tuple(block_ids[first : last + 1])
+
+    def agree(self, node: Node, sequence: SteppedSequence, end: int) -> int:
+        """The page up to which ``node`` and a sequence that reaches it agree, at most ``end``."""
+        page, limit = node.start, min(node.prompt_end, sequence.prompt_pages, end)
+        if page < limit:
+            page = self._common_pages(node.block_ids, sequence.block_ids, page, limit)
+        if page == node.prompt_end and page >= sequence.prompt_pages and node.owner == sequence.row:
+            return min(node.end, end)
+        return page
+
+    def _common_pages(self, ours: Sequence[int], theirs: Sequence[int], page: int, end: int) -> int:
+        """Pages up to ``end`` on which two prompts agree that do so up to ``page``."""
+        if ours is theirs or self._prompts is None:
+            return end
+        size, block = self._page_tokens, self._block_tokens
+        same, different = page * size // block, -(-end * size // block)
+        if ours[same:different] == theirs[same:different]:
+            return end
+        while different - same > 1:  # ours[:same] agree, ours[:different] do not
+            middle = (same + different) // 2
+            if ours[same:middle] == theirs[same:middle]:
+                same = middle
+            else:
+                different = middle
+        return same * block // size
+
+    def head_key(self, sequence: SteppedSequence, tokens: int) -> object:
+        """Equal for sequences whose first ``tokens`` tokens are equal."""
+        if self._prompts is None or tokens > sequence.prompt_tokens:
+            return sequence.row
+        return tuple(sequence.block_ids[: -(-tokens // self._block_tokens)])
+
+
+def path_of(node: Node) -> Iterator[Node]:
+    """``node`` and its ancestors without the root."""
+    while node.parent is not None:
+        yield node
+        node = node.parent

@@ -1,0 +1,383 @@
+"""The radix cache of a lock-step SGLang rank: prompts in runs of pages, decoding left implicit.
+
+The same tree as ``sglang/radix.py``, edge for edge and age for age, but its edges only say where
+their pages come from (``edges.py``). A decode publishes a page whenever it fills
+one and touches its whole path; that is not carried out. What a member of :class:`StepDecodes`
+has published follows from the step number, and is made up for when somebody comes to its node
+(``_settle``) or when it unlocks its path (``_catch_up``).
+
+Ages are numbers: pass, phase of the pass (admission, step, completions), place within the phase.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from passtime.sched.lockstep.edges import Content, Node, path_of
+from passtime.sched.lockstep.steps import NEVER, StepDecodes, SteppedSequence
+
+_PHASE_BITS = 40
+_ADMISSION, _STEP, _COMPLETIONS = 0, 1, 2
+_EVERYBODY = 2**_PHASE_BITS
+
+
+class RadixPages:
+    """A pool of pages and the tree over it; ``PagePool`` in ``pages.py``."""
+
+    def __init__(
+        self,
+        pages: int,
+        page_tokens: int,
+        *,
+        prompts: Sequence[Sequence[int]] | None,
+        trace_block_tokens: int,
+        decodes: StepDecodes,
+        step_passes: array[int],
+    ) -> None:
+        """All ``pages`` are free. ``prompts`` are the trace blocks of each row; None: all differ.
+
+        ``step_passes`` holds the pass number of every step made.
+        """
+        self.free = pages
+        self.evictable = 0
+        self.evicted_pages = 0
+        self._page_tokens = page_tokens
+        self._content = Content(page_tokens, prompts, trace_block_tokens)
+        self._decodes = decodes
+        self._step_passes = step_passes
+        self._root = Node(None, (), (), -1, 0, 0, 0)
+        self._candidates: list[tuple[int, int, Node]] = []
+        self._entries = count()
+        self._phase = 0
+        self._ticks = count(1)
+        self._step = 0
+        self._had_token = 0  # members of a lower order had their token of that step
+
+    def at(self, pass_number: int, *, step_is_over: bool = False) -> None:
+        """What follows happens in that pass: before, or after, the tokens of its step."""
+        phase = _COMPLETIONS if step_is_over else _ADMISSION
+        self._phase = _phase_start(pass_number, phase)
+        self._ticks = count(1)
+        self._step = self._decodes.step
+        self._had_token = _EVERYBODY if step_is_over else 0
+
+    def enter(self, sequence: SteppedSequence) -> None:
+        """A request arrived: remember what its prompt consists of."""
+        self._content.enter(sequence)
+        sequence.publishes_from = NEVER
+
+    # --- Leases (S-21 … S-25) -------------------------------------------------------------------
+
+    def peek(self, sequence: SteppedSequence, end: int) -> int:
+        """Cached prefix of the first ``end`` tokens, in tokens; changes nothing (S-14)."""
+        edges = list(self._walk(sequence, end // self._page_tokens))
+        return edges[-1][1] * self._page_tokens if edges else 0
+
+    def acquire(self, sequence: SteppedSequence, *, end: int, prefix: int) -> int | None:
+        """Open a lease for the first ``end`` tokens: the matched prefix, or None (S-21)."""
+        node = self._match_and_lock(sequence, prefix // self._page_tokens)
+        pages = -(-end // self._page_tokens) - node.end
+        if pages > self.free + self.evictable:
+            self._unlock(node)
+            return None
+        self.take(pages)
+        sequence.node = node
+        node.holders.append(sequence)
+        sequence.cached_pages = node.end
+        return node.end * self._page_tokens
+
+    def extend(self, sequence: SteppedSequence, *, end: int) -> bool:
+        """Grow a lease to ``end`` tokens, if there is room (S-23)."""
+        size = self._page_tokens
+        pages = -(-end // size) - -(-sequence.computed_tokens // size)
+        if pages > self.free + self.evictable:
+            return False
+        self.take(pages)
+        return True
+
+    def publish(self, sequence: SteppedSequence, tokens: int, *, order: int | None = None) -> None:
+        """Make the whole pages of the first ``tokens`` findable (S-22)."""
+        end = tokens // self._page_tokens
+        if end <= sequence.cached_pages:
+            return
+        if order is not None:
+            self._had_token = order
+        node = sequence.node
+        age = None if order is None else self._step_age(self._step, order)
+        new_node = self._insert(sequence, end, age)
+        if new_node is not node:
+            self._lock(new_node)
+            self._unlock(node)
+            node.holders.remove(sequence)
+            new_node.holders.append(sequence)
+            sequence.node = new_node
+        sequence.cached_pages = end
+
+    def finish(self, sequence: SteppedSequence, tokens: int) -> None:
+        """Leave the whole pages of ``tokens`` to the tree, free the rest (S-24)."""
+        self._catch_up(sequence)
+        end = tokens // self._page_tokens
+        self.free += -(-tokens // self._page_tokens) - end
+        node = sequence.node
+        self._insert(sequence, end, None)
+        self._close(sequence, node)
+
+    def release(self, sequence: SteppedSequence, tokens: int) -> None:
+        """Give everything unpublished of ``tokens`` up (S-25)."""
+        self._catch_up(sequence)
+        self.free += -(-tokens // self._page_tokens) - sequence.cached_pages
+        self._close(sequence, sequence.node)
+
+    def _close(self, sequence: SteppedSequence, node: Node) -> None:
+        node.holders.remove(sequence)
+        self._unlock(node)
+        sequence.publishes_from = NEVER
+
+    # --- What decoding has published (S-33.6) ---------------------------------------------------
+
+    def _published_tokens(self, member: SteppedSequence) -> int:
+        """Tokens of a decoding member at its latest publication; its last one has none."""
+        steps = self._step + (member.order < self._had_token)
+        return min(steps, member.last_step) + member.delta
+
+    def _settle(self, node: Node) -> None:
+        """Bring the edges of members that hold ``node`` up to date, before anything changes it.
+
+        A member alone on a leaf lengthens it; otherwise its output hangs below as a leaf.
+        """
+        for member in list(node.holders):
+            if member.publishes_from < 0:
+                continue
+            end = self._published_tokens(member) // self._page_tokens
+            if end <= member.cached_pages:
+                continue
+            if node.parent is not None and node.locks == 1 and not node.children:
+                self._append(node, member, end)
+            else:
+                leaf = self._new_child(node, member, member.cached_pages, end)
+                leaf.locks = 1
+                node.holders.remove(member)
+                leaf.holders.append(member)
+                member.node = leaf
+            member.cached_pages = end
+
+    def _catch_up(self, member: SteppedSequence) -> None:
+        """A lease is about to end: settle what it published, and how it aged its path."""
+        if member.publishes_from < 0:
+            return
+        self._settle(member.node)
+        published = self._published_tokens(member)
+        step = published - published % self._page_tokens - 1 - member.delta
+        if step < member.publishes_from:
+            return
+        age = self._step_age(step, member.order)
+        for node in path_of(member.node):
+            node.age = max(node.age, age)
+
+    def _step_age(self, step: int, order: int) -> int:
+        return _phase_start(self._step_passes[step], _STEP) + order
+
+    # --- Looking up (S-14 … S-16) ---------------------------------------------------------------
+
+    def _walk(self, sequence: SteppedSequence, end: int) -> Iterator[tuple[Node, int]]:
+        """Edges along the first ``end`` pages, and how far each agrees."""
+        node, page = self._root, 0
+        while page < end:
+            child = node.children.get(self._content.key(sequence, page))
+            if child is None:
+                return
+            if child.holders:
+                self._settle(child)
+            reached = self._content.agree(child, sequence, end)
+            yield child, reached
+            if reached < child.end:
+                return
+            node, page = child, reached
+
+    def _match_and_lock(self, sequence: SteppedSequence, end: int) -> Node:
+        """The node where the cached prefix of the first ``end`` pages ends, locked (S-15)."""
+        age = self._tick()
+        node = self._root
+        for child, reached in list(self._walk(sequence, end)):
+            if reached == child.end:
+                self._touch(child, age)
+                node = child
+            else:
+                node = self._split(child, reached)
+        self._lock(node)
+        return node
+
+    def _split(self, node: Node, page: int) -> Node:
+        """Cut ``node`` before ``page``; holders stay with the lower half (S-16)."""
+        assert node.parent is not None, "the root has no edge to split"
+        prompt_end = min(node.prompt_end, page)
+        upper = Node(
+            node.parent, node.key, node.block_ids, node.owner, node.start, prompt_end, page
+        )
+        upper.locks, upper.age = node.locks, node.age
+        node.parent.children[node.key] = upper
+        node.parent = upper
+        node.start, node.prompt_end = page, max(node.prompt_end, page)
+        node.key = (
+            self._content.block_key(node.block_ids, page)
+            if page < node.prompt_end
+            else (node.owner,)
+        )
+        upper.children[node.key] = node
+        return upper
+
+    # --- Inserting (S-18) -----------------------------------------------------------------------
+
+    def _insert(self, sequence: SteppedSequence, end: int, age: int | None) -> Node:
+        """Offer pages up to ``end`` after the sequence's node; the node where they end.
+
+        Pages of content that the tree has already are free again. ``age`` None: a new one.
+        """
+        start, page = sequence.node, sequence.cached_pages
+        if page >= end:
+            return start
+        self._settle(start)
+        if age is None:
+            age = self._tick()
+        for node in path_of(start):
+            self._touch(node, age)
+        node = start
+        while page < end:
+            if self._may_grow(node, start):
+                if node.locks == 0:
+                    self.evictable += end - page
+                self._append(node, sequence, end)
+                self._touch(node, age)
+                return node
+            child = node.children.get(self._content.key(sequence, page))
+            if child is None:
+                leaf = self._new_child(node, sequence, page, end)
+                self.evictable += end - page
+                self._touch(leaf, age)
+                return leaf
+            if child.holders:
+                self._settle(child)
+            reached = self._content.agree(child, sequence, end)
+            self.free += reached - page
+            if reached == child.end:
+                self._touch(child, age)
+                node = child
+            else:
+                node = self._split(child, reached)
+            page = reached
+        return node
+
+    @staticmethod
+    def _may_grow(node: Node, start: Node) -> bool:
+        if node.parent is None or node.children:
+            return False
+        return node.locks == 0 or (node is start and node.locks == 1)
+
+    @staticmethod
+    def _append(node: Node, sequence: SteppedSequence, end: int) -> None:
+        """Lengthen a leaf's edge up to page ``end`` of ``sequence``, whose path it is on."""
+        if node.prompt_end == node.end:
+            node.block_ids = sequence.block_ids
+            node.prompt_end = max(node.end, min(end, sequence.prompt_pages))
+            node.owner = sequence.row
+        node.end = end
+
+    def _new_child(self, parent: Node, sequence: SteppedSequence, start: int, end: int) -> Node:
+        prompt_end = max(start, min(end, sequence.prompt_pages))
+        key = self._content.key(sequence, start)
+        child = Node(parent, key, sequence.block_ids, sequence.row, start, prompt_end, end)
+        parent.children[key] = child
+        return child
+
+    # --- Locks and ages (S-13, S-17) ------------------------------------------------------------
+
+    def _lock(self, node: Node) -> None:
+        for member in path_of(node):
+            if member.locks == 0:
+                self.evictable -= member.end - member.start
+            member.locks += 1
+
+    def _unlock(self, node: Node) -> None:
+        for member in path_of(node):
+            member.locks -= 1
+            if member.locks == 0:
+                self.evictable += member.end - member.start
+                self._consider(member)
+
+    def _tick(self) -> int:
+        return self._phase + next(self._ticks)
+
+    def _touch(self, node: Node, age: int) -> None:
+        node.age = age
+        self._consider(node)
+
+    # --- Taking and evicting (S-19) -------------------------------------------------------------
+
+    def make_room(self, pages: int) -> None:
+        """Evict, as far as possible, until so many pages are free."""
+        if pages > self.free:
+            self._evict(pages - self.free, None)
+
+    def take(self, pages: int, feeds: Callable[[int], int] | None = None) -> None:
+        """Take pages, free ones first; there is room."""
+        if pages > self.free:
+            self._evict(pages - self.free, feeds)
+        self.free -= pages
+
+    def _evict(self, pages: int, feeds: Callable[[int], int] | None) -> None:
+        """Drop pages, oldest leaf first and from its tail, until ``pages`` are or none is left."""
+        while pages:
+            leaf = self._oldest_leaf()
+            if leaf is None:
+                return
+            taken = min(pages, leaf.end - leaf.start)
+            leaf.end -= taken
+            leaf.prompt_end = min(leaf.prompt_end, leaf.end)
+            self.free += taken
+            self.evictable -= taken
+            self.evicted_pages += taken
+            pages -= taken
+            if leaf.start == leaf.end:
+                self._remove(leaf, feeds)
+
+    def _remove(self, leaf: Node, feeds: Callable[[int], int] | None) -> None:
+        parent = leaf.parent
+        assert parent is not None, "the root is never evicted"
+        if parent.holders and parent is not self._root:  # below the root a leaf is a leaf anyway
+            present = self._step
+            if feeds is not None:  # in the step that needs this page, before its tokens
+                self._step += feeds(self.free - 1)
+            self._settle(parent)
+            self._step = present
+        del parent.children[leaf.key]
+        leaf.parent = None
+        self._consider(parent)
+
+    def _consider(self, node: Node) -> None:
+        """Queue ``node`` for eviction if it is an unlocked leaf."""
+        if self._is_candidate(node):
+            heappush(self._candidates, (node.age, next(self._entries), node))
+
+    @staticmethod
+    def _is_candidate(node: Node) -> bool:
+        return node.parent is not None and not node.children and node.locks == 0
+
+    def _oldest_leaf(self) -> Node | None:
+        candidates = self._candidates
+        while candidates:
+            age, _, node = candidates[0]
+            if node.age == age and self._is_candidate(node):
+                return node
+            heappop(candidates)
+        return None
+
+    def head_key(self, sequence: SteppedSequence, tokens: int) -> object:
+        """Equal for sequences whose first ``tokens`` tokens are equal."""
+        return self._content.head_key(sequence, tokens)
+
+
+def _phase_start(pass_number: int, phase: int) -> int:
+    return (4 * pass_number + phase) << _PHASE_BITS

@@ -1,0 +1,52 @@
+"""The token room that admission sees (S-37), without adding up what every request reserves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+_DOUBTFUL = 1e-9  # of a sum of doubles: far more than their rounding errors can make
+
+
+class Room:
+    """attainable − Σ min(remaining, clip) · ratio, less what was charged since.
+
+    The rules add doubles one request after the other, and compare the result exactly. The integer
+    sum times the ratio decides as well, except within a margin; there the literal sum is made.
+    """
+
+    def __init__(
+        self,
+        attainable_tokens: int,
+        reserved_tokens: int,
+        ratio: float,
+        each_reserved: Callable[[], Iterable[int]],
+    ) -> None:
+        """``each_reserved`` lists the terms of ``reserved_tokens``, in running order."""
+        self._attainable = attainable_tokens
+        self._ratio = ratio
+        self._each_reserved = each_reserved
+        self._charged: list[int] = []
+        self._estimate = attainable_tokens - reserved_tokens * ratio
+        self._margin = margin(attainable_tokens, reserved_tokens, ratio)
+
+    def exceeds(self, tokens: int) -> bool:
+        """Whether the room is larger than ``tokens``."""
+        if abs(self._estimate - tokens) > self._margin:
+            return self._estimate > tokens
+        reserved = 0.0
+        for term in self._each_reserved():
+            reserved += term * self._ratio
+        total = float(self._attainable) - reserved
+        for charge in self._charged:
+            total -= charge
+        return total > tokens
+
+    def charge(self, tokens: int) -> None:
+        """A chunk was admitted."""
+        self._charged.append(tokens)
+        self._estimate -= tokens
+
+
+def margin(attainable_tokens: int, reserved_tokens: int, ratio: float) -> float:
+    """How far the estimate of a room may be from the sum of doubles, generously."""
+    return _DOUBTFUL * (1.0 + reserved_tokens * ratio) + 1e-12 * attainable_tokens
