@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from passtime.deployment import Deployment, Timing, launches, replay_on
 from passtime.errors import InputError
 from passtime.profiles.document import load_profile
-from passtime.recording import CoveredModel, RecordingTiming, record
-from passtime.sched.config import LaunchConfig
+from passtime.recording import CoveredModel, Recording, record
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.replay.report import Value, counts, percentile_key, summary
-from passtime.sched.simulate import ReplayOptions, replay
-from passtime.sched.timing import FixedTiming
+from passtime.sched.simulate import ReplayOptions
 from passtime.sched.workload.rows import Workload
 from passtime.timing_spec import (
     AskedTiming,
@@ -250,7 +249,7 @@ class ComparisonDocument(Struct, frozen=True, kw_only=True):
 
 def compare(
     workload: Workload,
-    launch: LaunchConfig,
+    deployment: Deployment,
     specs: Sequence[str],
     options: ReplayOptions | None = None,
     *,
@@ -262,14 +261,14 @@ def compare(
     A profile brings its best constants along, and its ``@pass`` column if it was fitted on mixed
     passes too. Raises InputError if fewer than two models come together.
     """
-    asked = with_companions([parse_timing(text) for text in specs], launch)
+    asked = with_companions([parse_timing(text) for text in specs], deployment)
     if len(asked) < 2:
         raise InputError(
             f"nothing to compare {asked[0].text!r} with: give --timing at least twice, or a profile"
             if asked
             else "nothing to compare: give --timing"
         )
-    runs = _Runs(workload, launch, options or ReplayOptions())
+    runs = _Runs(workload, deployment, options or ReplayOptions())
     columns = []
     for spec in asked:
         outcome, facts, coverage = runs.run(spec)
@@ -286,7 +285,7 @@ def compare(
     return Comparison(columns=tuple(columns), percentiles=tuple(percentiles), slo=slo)
 
 
-def with_companions(specs: Sequence[TimingSpec], launch: LaunchConfig) -> list[TimingSpec]:
+def with_companions(specs: Sequence[TimingSpec], deployment: Deployment) -> list[TimingSpec]:
     """``specs``, each once, every profile followed by its ``@pass`` and its best constants."""
     asked: list[TimingSpec] = []
     for spec in specs:
@@ -296,7 +295,9 @@ def with_companions(specs: Sequence[TimingSpec], launch: LaunchConfig) -> list[T
             if not spec.is_table and "mixed" in load_profile(spec.profile).box:
                 asked.append(ProfileSpec(spec.profile, "pass"))
             asked.append(BestConstants(calls))
-        elif isinstance(spec, EngineTiming) and isinstance(spec.model(launch), CoveredModel):
+        elif isinstance(spec, EngineTiming) and any(
+            isinstance(spec.model(launch), CoveredModel) for launch in launches(deployment)
+        ):
             asked.append(BestConstants(spec))
     return list(dict.fromkeys(asked))
 
@@ -304,29 +305,30 @@ def with_companions(specs: Sequence[TimingSpec], launch: LaunchConfig) -> list[T
 class _Runs:
     """Replays of one workload; a recording serves the model's column and its constants."""
 
-    def __init__(self, workload: Workload, launch: LaunchConfig, options: ReplayOptions) -> None:
+    def __init__(self, workload: Workload, deployment: Deployment, options: ReplayOptions) -> None:
         self._workload = workload
-        self._launch = launch
+        self._deployment = deployment
         self._options = options
-        self._recorded: dict[AskedTiming, tuple[Outcome, RecordingTiming]] = {}
+        self._recorded: dict[AskedTiming, tuple[Outcome, Recording]] = {}
 
     def run(self, spec: TimingSpec) -> tuple[Outcome, dict[str, float], dict[str, int] | None]:
         """(outcome, facts, coverage) of one column."""
         if isinstance(spec, BestConstants):
             _, recording = self._record(spec.source)
-            constants, facts = recording.constants(), recording.facts()
-            return self._replay(constants), facts, None
+            constants = recording.constants()
+            return self._replay(lambda launch: constants), recording.facts(), None
         outcome, recording = self._record(spec)
         return outcome, {}, recording.coverage()
 
-    def _record(self, spec: AskedTiming) -> tuple[Outcome, RecordingTiming]:
+    def _record(self, spec: AskedTiming) -> tuple[Outcome, Recording]:
         if spec not in self._recorded:
-            model = spec.model(self._launch)
-            self._recorded[spec] = record(model, self._workload, self._launch, self._options)
+            self._recorded[spec] = record(
+                spec.model, self._workload, self._deployment, self._options
+            )
         return self._recorded[spec]
 
-    def _replay(self, model: FixedTiming) -> Outcome:
-        return replay(self._workload, self._launch, model, self._options)
+    def _replay(self, timing: Timing) -> Outcome:
+        return replay_on(self._deployment, self._workload, timing, self._options)
 
 
 def render(comparison: Comparison, console: Console) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from passtime.deployment import Deployment, Timing, replay_on
 from passtime.sched.config import LaunchConfig
 from passtime.sched.replay.outcome import Outcome
-from passtime.sched.simulate import ReplayOptions, replay
+from passtime.sched.simulate import ReplayOptions
 from passtime.sched.timing import FixedTiming, IntArray, PassModel, PassShape, TimingModel
 from passtime.sched.workload.rows import Workload
 
@@ -48,6 +50,14 @@ class Answers:
     """Answers of one kind of query, raw: before rounding and speed-up ratios."""
 
     times_ms: array[float] = field(default_factory=lambda: array("d"))
+
+    @staticmethod
+    def joined(parts: Iterable[Answers]) -> Answers:
+        """The answers of several models as if one had given them."""
+        together = Answers()
+        for part in parts:
+            together.times_ms.extend(part.times_ms)
+        return together
 
     @property
     def calls(self) -> int:
@@ -130,23 +140,57 @@ class RecordingTiming:
         tags.update(self.model.coverage_pass(shape) for shape in self._pass_queries)
         return {coverage: tags[coverage] for coverage in COVERAGES}
 
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What the models of a deployment's pools were asked in one replay, all together."""
+
+    models: tuple[RecordingTiming, ...]
+
+    @property
+    def prefill(self) -> Answers:
+        """Prefill queries of all pools."""
+        return Answers.joined(model.prefill for model in self.models)
+
+    @property
+    def decode(self) -> Answers:
+        """Decode queries of all pools."""
+        return Answers.joined(model.decode for model in self.models)
+
+    def coverage(self) -> dict[str, int] | None:
+        """Queries by where they lay; None if a model cannot tell."""
+        tags: Counter[str] = Counter()
+        for model in self.models:
+            found = model.coverage()
+            if found is None:
+                return None
+            tags.update(found)
+        return {coverage: tags[coverage] for coverage in COVERAGES}
+
     def constants(self) -> FixedTiming:
         """The two constants with the same totals over the same calls."""
         return FixedTiming(prefill_ms=self.prefill.mean_ms, decode_ms=self.decode.mean_ms)
 
     def facts(self) -> dict[str, float]:
         """The constants, and how many calls stand behind each."""
+        prefill, decode = self.prefill, self.decode
         return {
-            "prefill_ms": self.prefill.mean_ms,
-            "decode_ms": self.decode.mean_ms,
-            "prefill_calls": self.prefill.calls,
-            "decode_calls": self.decode.calls,
+            "prefill_ms": prefill.mean_ms,
+            "decode_ms": decode.mean_ms,
+            "prefill_calls": prefill.calls,
+            "decode_calls": decode.calls,
         }
 
 
 def record(
-    model: TimingModel, workload: Workload, launch: LaunchConfig, options: ReplayOptions
-) -> tuple[Outcome, RecordingTiming]:
-    """Replay under ``model``: the outcome, and what the model was asked on the way."""
-    recording = RecordingTiming(model)
-    return replay(workload, launch, recording, options), recording
+    timing: Timing, workload: Workload, deployment: Deployment, options: ReplayOptions
+) -> tuple[Outcome, Recording]:
+    """Replay under ``timing``: the outcome, and what its models were asked on the way."""
+    models: list[RecordingTiming] = []
+
+    def recorded(launch: LaunchConfig) -> RecordingTiming:
+        models.append(RecordingTiming(timing(launch)))
+        return models[-1]
+
+    outcome = replay_on(deployment, workload, recorded, options)
+    return outcome, Recording(tuple(models))

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
+from passtime.errors import InputError
 from passtime.sched.workload.names import KINDS, TIME_UNITS, TRACE_FORMATS
+
+# The two forms of a deployment.
+ONE_POOL_FLAGS = ("num_workers",)
+TWO_POOL_FLAGS = ("num_prefill_workers", "num_decode_workers")
 
 # Flags that say something of one source of requests only.
 TRACE_FLAGS = ("trace_format", "trace_block_size", "trace_time_unit")
@@ -21,14 +28,40 @@ LOAD_FLAGS = (
 )
 
 
-def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that :func:`replay_inputs` reads."""
-    parser.add_argument(
-        "--engine", required=True, metavar="ENGINE.json", help="engine or launch configuration"
+# What argparse would make of these flags by itself fills half a screen, at every mistyped one.
+USAGE = (
+    "(--engine E.json | --prefill-engine P.json --decode-engine D.json)\n"
+    "         (--trace FILE | --workload {" + ",".join(KINDS) + "})"
+)
+
+
+class Once(argparse.Action):
+    """A value that may be given once: a file that somebody named is never quietly ignored."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value, the first time."""
+        if getattr(namespace, self.dest) is not self.default:
+            raise argparse.ArgumentError(self, "given twice")
+        setattr(namespace, self.dest, values)
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flags that :func:`replay_inputs` reads; the group for those of the report."""
+    _add_engine_arguments(parser.add_argument_group("what serves: one pool of workers, or two"))
+    requests = parser.add_argument_group("what arrives")
+    source = requests.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--trace", action=Once, metavar="FILE", help="trace to replay, may be gzipped"
     )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--trace", metavar="FILE", help="trace to replay, may be gzipped")
-    source.add_argument("--workload", choices=KINDS, help="synthetic workload to replay")
+    source.add_argument(
+        "--workload", choices=KINDS, help="synthetic: lengths as in Azure's traces, or constant"
+    )
     _add_trace_arguments(parser.add_argument_group("with --trace"))
     _add_load_arguments(parser.add_argument_group("with --workload"))
     _add_replay_options(parser.add_argument_group("replay"))
@@ -41,8 +74,33 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
         help="nearest rank, 0 … 100 (default 50,90,99)",
     )
     report.add_argument(
-        "--goodput", nargs="+", metavar="KEY:MS", help="bounds: ttft:500 tpot:50 e2e:9000"
+        "--goodput",
+        nargs="+",
+        action="extend",
+        metavar="KEY:MS",
+        help="bounds: ttft:500 tpot:50 e2e:9000",
     )
+    return report
+
+
+def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--engine", action=Once, metavar="E.json", help="engine or launch configuration"
+    )
+    group.add_argument(
+        "--num-workers", type=int, metavar="N", help="workers of --engine (default 1)"
+    )
+    for pool in ("prefill", "decode"):
+        group.add_argument(
+            f"--{pool}-engine",
+            action=Once,
+            metavar=f"{pool[0].upper()}.json",
+            help=f"the same, of the {pool} pool (worker_type {pool})",
+        )
+    for pool in ("prefill", "decode"):
+        group.add_argument(
+            f"--num-{pool}-workers", type=int, metavar="N", help=f"{pool} workers (default 1)"
+        )
 
 
 def _add_trace_arguments(group: argparse._ArgumentGroup) -> None:
@@ -81,7 +139,6 @@ def _add_replay_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--concurrency", type=int, metavar="N", help="closed loop: N sessions at any time"
     )
-    group.add_argument("--num-workers", type=int, default=1, metavar="N", help="default 1")
     group.add_argument(
         "--arrival-speedup-ratio", type=float, default=1.0, metavar="R", help="divides arrivals"
     )
@@ -100,3 +157,10 @@ def _percentiles(text: str) -> tuple[float, ...]:
     if not all(0.0 <= percent <= 100.0 for percent in percentiles):
         raise argparse.ArgumentTypeError(f"expected 0 … 100, found {text!r}")
     return percentiles
+
+
+def refuse_idle(args: argparse.Namespace, names: tuple[str, ...], needed: str) -> None:
+    """Raise InputError for a flag that could change nothing: it was meant for something else."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} goes with {needed} only")

@@ -1,21 +1,25 @@
-"""What ``simulate`` and ``compare`` have in common: an engine, a workload, replay options."""
+"""What ``simulate`` and ``compare`` have in common: a deployment, a workload, replay options."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from passtime import __version__
-from passtime.errors import ConfigError, InputError
-from passtime.replay_flags import LOAD_FLAGS, TRACE_FLAGS
-from passtime.sched.config import LaunchConfig, launch_config, unknown_timing_keys
+from passtime.deployment import Deployment
+from passtime.engine_files import echo_deployment, read_deployment
+from passtime.errors import InputError
+from passtime.replay_flags import (
+    LOAD_FLAGS,
+    ONE_POOL_FLAGS,
+    TRACE_FLAGS,
+    TWO_POOL_FLAGS,
+    refuse_idle,
+)
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.simulate import ReplayOptions
 from passtime.sched.workload.formats import load_trace
@@ -33,7 +37,7 @@ class ReplayInputs:
     """
 
     workload: Workload
-    launch: LaunchConfig
+    deployment: Deployment
     options: ReplayOptions = field(default_factory=ReplayOptions)
     percentiles: tuple[float, ...] = ()
     slo: Slo | None = None
@@ -42,32 +46,22 @@ class ReplayInputs:
 
 
 def replay_inputs(args: argparse.Namespace) -> ReplayInputs:
-    """Read engine and workload as the flags say. Raises InputError."""
-    launch, engine_notes = read_launch(args.engine)
-    workload, source, notes = _trace(args) if args.trace is not None else _synthetic(args)
-    options = ReplayOptions(
-        concurrency=args.concurrency,
-        num_workers=args.num_workers,
-        arrival_speedup_ratio=args.arrival_speedup_ratio,
-        max_sim_time_ms=args.max_sim_time_ms,
-    )
+    """Read deployment and workload as the flags say. Raises InputError."""
+    deployment, engine_notes = read_deployment(args)
+    options, echoed_options = _options(args)
     slo = parse_goodput(args.goodput) if args.goodput else None
+    workload, source, notes = _trace(args) if args.trace is not None else _synthetic(args)
     echo: dict[str, Any] = {
         "passtime": __version__,
         **source,
-        "replay": {
-            "concurrency": options.concurrency,
-            "num_workers": options.num_workers,
-            "arrival_speedup_ratio": options.arrival_speedup_ratio,
-            "max_sim_time_ms": options.max_sim_time_ms,
-        },
+        "replay": echoed_options,
         "percentiles": list(args.percentiles),
         "goodput": slo.bounds() if slo else None,
-        "engine": msgspec.to_builtins(launch),
+        **echo_deployment(deployment),
     }
     return ReplayInputs(
         workload=workload,
-        launch=launch,
+        deployment=deployment,
         options=options,
         percentiles=args.percentiles,
         slo=slo,
@@ -76,17 +70,16 @@ def replay_inputs(args: argparse.Namespace) -> ReplayInputs:
     )
 
 
-def read_launch(path: str) -> tuple[LaunchConfig, list[str]]:
-    """The launch configuration, or bare engine record, in a JSON file; and notes (C-5, C-44)."""
-    try:
-        document = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from None
-    launch = launch_config(document, source=path, strict=False)
-    ignored = unknown_timing_keys(document) if isinstance(document, Mapping) else []
-    return launch, [f"{path}: timing_model.{key} is ignored: nothing reads it" for key in ignored]
+def _options(args: argparse.Namespace) -> tuple[ReplayOptions, dict[str, Any]]:
+    """Replay options, and those of them that mean something for this deployment."""
+    names = ONE_POOL_FLAGS if args.engine is not None else TWO_POOL_FLAGS
+    asked = {
+        "concurrency": args.concurrency,
+        **{name: 1 if (workers := getattr(args, name)) is None else workers for name in names},
+        "arrival_speedup_ratio": args.arrival_speedup_ratio,
+        "max_sim_time_ms": args.max_sim_time_ms,
+    }
+    return ReplayOptions(**asked), asked
 
 
 def parse_goodput(bounds: list[str]) -> Slo:
@@ -106,15 +99,8 @@ def parse_goodput(bounds: list[str]) -> Slo:
     return Slo(**given)
 
 
-def _refuse(args: argparse.Namespace, names: tuple[str, ...], needed: str) -> None:
-    """A flag that could not change anything was meant for another source."""
-    for name in names:
-        if getattr(args, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} goes with {needed} only")
-
-
 def _trace(args: argparse.Namespace) -> tuple[Workload, dict[str, Any], list[str]]:
-    _refuse(args, LOAD_FLAGS, "--workload")
+    refuse_idle(args, LOAD_FLAGS, "--workload")
     loaded = load_trace(
         args.trace,
         trace_format=args.trace_format,
@@ -133,9 +119,9 @@ def _trace(args: argparse.Namespace) -> tuple[Workload, dict[str, Any], list[str
 
 
 def _synthetic(args: argparse.Namespace) -> tuple[Workload, dict[str, Any], list[str]]:
-    _refuse(args, TRACE_FLAGS, "--trace")
+    refuse_idle(args, TRACE_FLAGS, "--trace")
     if args.concurrency is not None:
-        _refuse(args, ("request_rate",), "an open loop, without --concurrency,")
+        refuse_idle(args, ("request_rate",), "an open loop, without --concurrency,")
     given = {name: getattr(args, name) for name in LOAD_FLAGS if getattr(args, name) is not None}
     load = SyntheticLoad(kind=args.workload, **{"num_prompts": 1000, **given})
     echo = msgspec.structs.asdict(load)

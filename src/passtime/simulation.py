@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from passtime.deployment import Timing, replay_on
 from passtime.recording import record
 from passtime.replay_inputs import ReplayInputs
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.replay.report import Report, report
-from passtime.sched.simulate import replay
-from passtime.sched.timing import TimingModel
 from passtime.timing_spec import BestConstants, TimingSpec, parse_timing
 
 
@@ -27,7 +26,7 @@ def simulate(inputs: ReplayInputs, timing: str) -> Simulation:
     Raises InputError for a model that does not exist, RunError if the run cannot finish.
     """
     model, facts = _resolve(parse_timing(timing), inputs)
-    outcome = replay(inputs.workload, inputs.launch, model, inputs.options)
+    outcome = replay_on(inputs.deployment, inputs.workload, model, inputs.options)
     document = report(
         outcome,
         inputs.workload,
@@ -38,12 +37,13 @@ def simulate(inputs: ReplayInputs, timing: str) -> Simulation:
     return Simulation(outcome, document)
 
 
-def _resolve(spec: TimingSpec, inputs: ReplayInputs) -> tuple[TimingModel, dict[str, float]]:
+def _resolve(spec: TimingSpec, inputs: ReplayInputs) -> tuple[Timing, dict[str, float]]:
+    """The model for each pool, and what had to be found for it."""
     if not isinstance(spec, BestConstants):
-        return spec.model(inputs.launch), {}
-    source = spec.source.model(inputs.launch)
-    _, recording = record(source, inputs.workload, inputs.launch, inputs.options)
-    return recording.constants(), recording.facts()
+        return spec.model, {}
+    _, recording = record(spec.source.model, inputs.workload, inputs.deployment, inputs.options)
+    constants = recording.constants()
+    return lambda launch: constants, recording.facts()
 
 
 _BOUND_NAMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}

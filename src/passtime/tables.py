@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,18 @@ LATENCY_NAMES = {
 }
 
 
+class _DataConsole(Console):
+    """Leaves a closed pipe to the command line, which ends in peace; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the BrokenPipeError."""
+        raise BrokenPipeError
+
+
 def stdout_console() -> Console:
-    """A console for data; tables keep their width in a pipe."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    """A console for data; tables keep their width in a pipe, unless COLUMNS says how wide."""
+    sized = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return _DataConsole(file=sys.stdout, width=None if sized else _PIPE_WIDTH)
 
 
 def number(value: Value) -> str:

@@ -47,7 +47,9 @@ class EngineTiming:
 
     def model(self, launch: LaunchConfig) -> TimingModel:
         """The live model."""
-        return live_timing(launch.engine.timing_model, source="engine.timing_model")
+        role = launch.engine.worker_type
+        pool = "engine" if role == "aggregated" else f"{role}_engine"
+        return live_timing(launch.engine.timing_model, source=f"{pool}.timing_model")
 
 
 @dataclass(frozen=True, slots=True)

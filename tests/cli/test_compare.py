@@ -24,7 +24,7 @@ from passtime.sched.replay.metrics import Slo
 from passtime.sched.workload.synthetic import SyntheticLoad, synthetic
 from passtime.timing_spec import BestConstants, EngineTiming, parse_timing
 
-ENGINE = {
+ENGINE: dict[str, Any] = {
     "block_size": 16,
     "num_gpu_blocks": 2000,
     "max_num_seqs": 16,

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from passtime.comparison import Column, Comparison, compare
+from passtime.deployment import Pools
 from passtime.replay_inputs import ReplayInputs
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.replay.report import Report, report, summary
@@ -38,6 +39,9 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
+POOL = {**ENGINE, "kv_transfer_bytes_per_token": 131_072, "kv_transfer_bandwidth": 25.0}
+
+
 @pytest.mark.parametrize(
     ("name", "argv"),
     [
@@ -51,14 +55,36 @@ def test_the_document_is_the_one_on_record(
     engine = tmp_path / "engine.json"
     engine.write_text(json.dumps(ENGINE))
     ran = passtime(name, "--engine", engine, *ARGUMENTS, *argv, "--json")
-    golden = GOLDEN / f"{name}.json"
+    assert_on_record(ran.out, f"{name}.json")
+
+
+def test_the_report_of_two_pools_is_the_one_on_record(
+    passtime: Callable[..., Any], tmp_path: Path
+) -> None:
+    flags: list[object] = []
+    for pool in ("prefill", "decode"):
+        path = tmp_path / f"{pool}.json"
+        path.write_text(json.dumps({**POOL, "worker_type": pool}))
+        flags += [f"--{pool}-engine", path]
+    records = tmp_path / "records.jsonl"
+    ran = passtime(
+        "simulate", *flags, "--num-decode-workers", 2, *ARGUMENTS, "--json",
+        "--per-request", records,
+    )  # fmt: skip
+    assert_on_record(ran.out, "simulate-pools.json")
+    assert_on_record(records.read_text(), "simulate-pools.jsonl")
+
+
+def assert_on_record(text: str, name: str) -> None:
+    golden = GOLDEN / name
     if os.environ.get("PASSTIME_REWRITE_GOLDEN"):
-        golden.write_text(ran.out)
-    assert ran.out == golden.read_text()
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 @pytest.mark.parametrize(
-    "constructor", [Column, Comparison, LoadedTrace, ReplayInputs, Report, Slo, SyntheticLoad]
+    "constructor",
+    [Column, Comparison, LoadedTrace, Pools, ReplayInputs, Report, Slo, SyntheticLoad],
 )
 def test_public_constructors_take_keywords_only(constructor: type) -> None:
     """C04."""
@@ -72,7 +98,7 @@ def test_public_constructors_take_keywords_only(constructor: type) -> None:
         (load_trace, ["path"]),
         (summary, ["outcome", "workload"]),
         (report, ["outcome", "workload"]),
-        (compare, ["workload", "launch", "specs", "options"]),
+        (compare, ["workload", "deployment", "specs", "options"]),
     ],
 )
 def test_public_functions_grow_by_keywords(

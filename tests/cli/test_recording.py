@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from passtime.recording import RecordingTiming, record
+from passtime.deployment import Deployment, Pools
+from passtime.recording import Recording, RecordingTiming, record
 from passtime.sched.config import EngineConfig, LaunchConfig
+from passtime.sched.replay.outcome import Outcome
 from passtime.sched.replay.report import summary
 from passtime.sched.simulate import ReplayOptions, replay
 from passtime.sched.timing import (
@@ -18,6 +21,7 @@ from passtime.sched.timing import (
     IntArray,
     PassShape,
     PolynomialTiming,
+    TimingModel,
     asks_whole_pass,
 )
 from passtime.sched.workload.synthetic import SyntheticLoad, synthetic
@@ -69,16 +73,22 @@ class Covered(FixedTiming):
         return "held" if shape.prefill_requests else "inside"
 
 
+def recorded(
+    model: TimingModel, deployment: Deployment = LAUNCH, **options: Any
+) -> tuple[Outcome, Recording]:
+    return record(lambda launch: model, WORKLOAD, deployment, ReplayOptions(**options))
+
+
 @pytest.mark.parametrize("core", ["literal", "auto"])
 def test_every_executed_pass_is_counted_once(core: Any) -> None:
     ledger = Ledger()
     outcome = replay(WORKLOAD, LAUNCH, _scalar_only(ledger), ReplayOptions(core="literal"))
-    recorded, recording = record(PolynomialTiming(), WORKLOAD, LAUNCH, ReplayOptions(core=core))
+    watched, recording = recorded(PolynomialTiming(), core=core)
     assert recording.prefill.calls == len(ledger.prefills)
     assert recording.decode.calls == len(ledger.decodes)
     assert recording.prefill.total_ms == math.fsum(ledger.prefills)
     assert recording.decode.total_ms == math.fsum(ledger.decodes)
-    assert recorded.passes == outcome.passes
+    assert watched.passes == outcome.passes
 
 
 def _scalar_only(model: Ledger) -> Any:
@@ -91,12 +101,12 @@ def _scalar_only(model: Ledger) -> Any:
 
 def test_recording_changes_no_number() -> None:
     plain = replay(WORKLOAD, LAUNCH, PolynomialTiming(), ReplayOptions())
-    recorded, _ = record(PolynomialTiming(), WORKLOAD, LAUNCH, ReplayOptions())
-    assert summary(recorded, WORKLOAD) == summary(plain, WORKLOAD)
+    watched, _ = recorded(PolynomialTiming())
+    assert summary(watched, WORKLOAD) == summary(plain, WORKLOAD)
 
 
 def test_best_constants_spend_the_same_total_over_the_same_calls() -> None:
-    _, recording = record(PolynomialTiming(), WORKLOAD, LAUNCH, ReplayOptions())
+    _, recording = recorded(PolynomialTiming())
     constants, facts = recording.constants(), recording.facts()
     assert constants.prefill_ms * facts["prefill_calls"] == pytest.approx(
         recording.prefill.total_ms, rel=1e-12
@@ -108,18 +118,18 @@ def test_best_constants_spend_the_same_total_over_the_same_calls() -> None:
 
 def test_best_constants_of_constants_are_themselves() -> None:
     fixed = FixedTiming(prefill_ms=8.0, decode_ms=2.0)
-    _, recording = record(fixed, WORKLOAD, LAUNCH, ReplayOptions())
+    _, recording = recorded(fixed)
     constants = recording.constants()
     assert (constants.prefill_ms, constants.decode_ms) == (8.0, 2.0)
 
 
 def test_a_part_that_is_never_asked_costs_nothing() -> None:
-    recording = RecordingTiming(FixedTiming(prefill_ms=8.0, decode_ms=2.0))
+    recording = Recording((RecordingTiming(FixedTiming(prefill_ms=8.0, decode_ms=2.0)),))
     assert recording.constants().decode_ms == 0.0
 
 
 def test_coverage_counts_every_query() -> None:
-    _, recording = record(Covered(), WORKLOAD, LAUNCH, ReplayOptions())
+    _, recording = recorded(Covered())
     coverage = recording.coverage()
     assert coverage is not None
     assert coverage["held"] == recording.prefill.calls
@@ -129,16 +139,61 @@ def test_coverage_counts_every_query() -> None:
 
 def test_a_whole_pass_model_stays_one() -> None:
     model = Covered("pass")
-    outcome, recording = record(model, WORKLOAD, LAUNCH, ReplayOptions())
-    assert asks_whole_pass(recording)
+    outcome, recording = recorded(model)
+    (watched,) = recording.models
+    assert asks_whole_pass(watched)
     assert recording.prefill.calls == recording.decode.calls == 0
-    assert recording.whole.calls == outcome.passes
+    assert watched.whole.calls == outcome.passes
     coverage = recording.coverage()
     assert coverage is not None
     assert sum(coverage.values()) == outcome.passes
     assert outcome.clock_ms == replay(WORKLOAD, LAUNCH, model, ReplayOptions()).clock_ms
 
 
+def pools() -> Pools:
+    prefill, decode = (
+        LaunchConfig(engine=msgspec.structs.replace(LAUNCH.engine, worker_type=worker_type))
+        for worker_type in ("prefill", "decode")
+    )
+    return Pools(prefill=prefill, decode=decode)
+
+
+def test_two_pools_are_recorded_as_one() -> None:
+    ledgers = []
+
+    def ledger(launch: LaunchConfig) -> Ledger:
+        ledgers.append(Ledger())
+        return ledgers[-1]
+
+    outcome, recording = record(ledger, WORKLOAD, pools(), ReplayOptions())
+    prefill_pool, decode_pool = ledgers
+    assert prefill_pool.prefills
+    assert decode_pool.decodes
+    prefills = prefill_pool.prefills + decode_pool.prefills
+    decodes = prefill_pool.decodes + decode_pool.decodes
+    assert (recording.prefill.calls, recording.decode.calls) == (len(prefills), len(decodes))
+    assert recording.constants().prefill_ms == math.fsum(prefills) / len(prefills)
+    assert recording.constants().decode_ms == math.fsum(decodes) / len(decodes)
+    assert outcome.passes == len(prefills) + len(decodes)
+
+
+def test_coverage_counts_the_queries_of_both_pools() -> None:
+    _, recording = recorded(Covered(), pools())
+    coverage = recording.coverage()
+    assert coverage is not None
+    assert sum(coverage.values()) == recording.prefill.calls + recording.decode.calls
+
+
+def test_a_pool_whose_model_cannot_tell_leaves_no_coverage() -> None:
+    """Half a tally would pass for a whole one."""
+
+    def one_of_two(launch: LaunchConfig) -> TimingModel:
+        return Covered() if launch.engine.worker_type == "prefill" else PolynomialTiming()
+
+    _, recording = record(one_of_two, WORKLOAD, pools(), ReplayOptions())
+    assert recording.coverage() is None
+
+
 def test_a_model_without_a_range_has_no_coverage() -> None:
-    _, recording = record(PolynomialTiming(), WORKLOAD, LAUNCH, ReplayOptions())
+    _, recording = recorded(PolynomialTiming())
     assert recording.coverage() is None

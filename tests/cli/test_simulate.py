@@ -82,8 +82,8 @@ def test_json_is_all_that_stdout_gets_and_the_file_holds_the_same(
 
 
 def test_same_inputs_same_bytes(passtime: Command, engine: Path) -> None:
-    argv = ("simulate", "--engine", engine, "--workload", "code", "--num-prompts", 40)
-    argv = (*argv, "--request-rate", 5, "--seed", 7, "--json")
+    load = ("--workload", "code", "--num-prompts", 40, "--request-rate", 5, "--seed", 7)
+    argv = ("simulate", "--engine", engine, *load, "--json")
     assert passtime(*argv).out == passtime(*argv).out
 
 

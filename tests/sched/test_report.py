@@ -257,7 +257,7 @@ def nearest_rank(samples: list[float], percent: float) -> float:
 
 
 def test_percentiles_take_the_nearest_rank_and_halves_up() -> None:
-    distribution = Distribution(np.arange(11.0))
+    distribution = Distribution(np.arange(11, dtype=np.float64))
     assert distribution.percentile(50) == 5.0
     assert distribution.percentile(95) == 10.0  # rank 9.5
     assert distribution.percentile(94.9) == 9.0

@@ -1,8 +1,12 @@
 """Replay one workload under several timing models and show where they part.
 
-Give --timing once per model (forms: see passtime simulate --help). A profile brings its best
+Give --timing once per model (the forms: passtime simulate --help). A profile brings its best
 constants along, the two numbers that spend the same time in total on this workload, and its @pass
 column if it was fitted on mixed passes too. Differences are to the first model, in percent.
+
+  passtime compare --engine vllm.json --trace azure.csv --timing my-gpu.json --html page.html
+  passtime compare --prefill-engine p.json --decode-engine d.json --workload code \\
+      --request-rate 4 --timing my-gpu.json --timing fixed:40,12
 """
 
 from __future__ import annotations
@@ -12,18 +16,22 @@ import sys
 import time
 from pathlib import Path
 
-from passtime.replay_flags import add_replay_arguments
+from passtime.replay_flags import USAGE, add_replay_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``passtime compare``."""
-    add_replay_arguments(parser)
+    parser.usage = (
+        f"%(prog)s {USAGE}\n"
+        "         --timing SPEC [--timing SPEC …] [--html OUT.html] [--json] [flags …]"
+    )
     parser.add_argument(
         "--timing", action="append", required=True, metavar="SPEC", help="a model; give several"
     )
-    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    parser.add_argument("--html", metavar="OUT.html", help="write one self-contained page")
-    parser.add_argument("-o", "--output", metavar="OUT.json", help="write the comparison as JSON")
+    report = add_replay_arguments(parser)
+    report.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    report.add_argument("--html", metavar="OUT.html", help="write one self-contained page")
+    report.add_argument("-o", "--output", metavar="OUT.json", help="write the comparison as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     comparison = compare(
         inputs.workload,
-        inputs.launch,
+        inputs.deployment,
         args.timing,
         inputs.options,
         percentiles=inputs.percentiles or DEFAULT_PERCENTILES,

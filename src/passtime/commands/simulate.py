@@ -1,10 +1,24 @@
 """Replay a trace or a synthetic workload through simulated workers under one timing model.
 
-Prints TTFT, TPOT, ITL, E2E, throughput and goodput. --timing takes: config (what the engine file
-says, the default), polynomial, fixed:PREFILL_MS,DECODE_MS, fixed:from=SPEC (the two constants that
-spend the same time as another model on this workload), a profile file or the name of a shipped
-profile, with @calls (default) or @pass. A goodput bound that nothing meets gives a goodput of 0 and
-a sentence; it is a figure, not a gate, and the exit code stays 0.
+Prints TTFT, TPOT, ITL, E2E, throughput and goodput. Workers either do all (--engine), or one pool
+of them prefills and hands every request over to another that decodes (--prefill-engine with
+--decode-engine): then TTFT holds the handoff too, and --timing is asked by both pools.
+
+  passtime simulate --engine vllm.json --trace azure.csv --goodput ttft:500 tpot:50
+  passtime simulate --engine vllm.json --workload code --request-rate 4 --timing my-gpu.json
+  passtime simulate --prefill-engine p.json --decode-engine d.json --num-decode-workers 2 \\
+      --workload conversation --request-rate 8 --json -o report.json
+
+--timing takes
+  config                  what the engine file says (the default)
+  polynomial              the reference's default
+  fixed:PREFILL,DECODE    two constants, in ms
+  fixed:from=SPEC         the two constants that spend the same time as SPEC on this workload
+  PROFILE[@calls|@pass]   a profile file or a shipped profile, asked by two calls per pass (the
+                          default) or for the whole pass at once; also NVIDIA's .npz
+
+A goodput bound that nothing meets gives a goodput of 0 and a sentence: it is a figure, not a gate,
+and the exit code stays 0.
 """
 
 from __future__ import annotations
@@ -15,19 +29,22 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from passtime.replay_flags import add_replay_arguments
+from passtime.replay_flags import USAGE, Once, add_replay_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``passtime simulate``."""
-    add_replay_arguments(parser)
-    parser.add_argument("--timing", default="config", metavar="SPEC", help="default: config")
-    parser.add_argument("--per-request", metavar="OUT.jsonl", help="write a record per request")
+    parser.usage = f"%(prog)s {USAGE}\n         [--timing SPEC] [--json] [-o OUT.json] [flags …]"
     parser.add_argument(
+        "--timing", action=Once, default="config", metavar="SPEC", help="default: config"
+    )
+    report = add_replay_arguments(parser)
+    report.add_argument("--per-request", metavar="OUT.jsonl", help="write a record per request")
+    report.add_argument(
         "--write-trace", metavar="OUT.jsonl", help="write the workload as a mooncake trace"
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-o", "--output", metavar="OUT.json", help="write the report as JSON")
+    report.add_argument("--json", action="store_true", help="print the report as JSON")
+    report.add_argument("-o", "--output", metavar="OUT.json", help="write the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
