@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import random
 import shutil
 import signal
@@ -347,3 +348,26 @@ def test_devices_are_listed_for_people_and_for_programs(
     assert code == 0
     assert document["devices"][0]["device"] == "cpu"
     assert "not installed" in document["no_gpu_because"]
+
+
+BAR = """
+from passtime.calibrate.progress import progress_bar
+with progress_bar("A CPU") as tell:
+    tell(0.5, "round 1")
+"""
+
+
+def test_a_bar_is_drawn_on_a_terminal_only() -> None:
+    piped = subprocess.run([sys.executable, "-P", "-c", BAR], capture_output=True, check=True)
+    assert (piped.stdout, piped.stderr) == (b"", b"")
+    terminal, stderr = pty.openpty()
+    drawn = subprocess.run(
+        [sys.executable, "-P", "-c", BAR], stdout=subprocess.PIPE, stderr=stderr, check=True
+    )
+    os.close(stderr)
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert drawn.stdout == b""
+    assert "A CPU" in shown
+    assert "50 %" in shown
+    assert "round 1" in shown

@@ -34,7 +34,7 @@ def demo(folder: Path, *more: str) -> Ran:
         for name in HIDDEN:
             patch.setitem(sys.modules, name, None)
         patch.setattr(cli, "COMMANDS", ("demo",))
-        code = cli.main(["demo", "-o", str(folder), "--budget", "4", *more])
+        code = cli.main(["demo", "-o", str(folder), "--budget", "3", *more])
     return Ran(code, out.getvalue(), err.getvalue())
 
 
