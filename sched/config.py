@@ -16,6 +16,7 @@ from passtime.sched.timing import FixedTiming, PolynomialTiming, TimingModel
 Backend: TypeAlias = Literal["vllm", "sglang", "trtllm"]
 WorkerType: TypeAlias = Literal["aggregated", "prefill", "decode"]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Size: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 
 DEFAULT_BLOCK_SIZE: dict[str, int] = {"vllm": 64, "sglang": 1, "trtllm": 32}
 
@@ -67,6 +68,11 @@ class SglangConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     clip_max_new_tokens: Count = 4096
     schedule_conservativeness: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse numbers beyond 64 bits; what else is wrong depends on the backend."""
+        for fault in _beyond_64_bits(self):
+            raise ConfigError(fault)
+
 
 class TrtllmConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The ``trtllm`` block (T-1)."""
@@ -105,6 +111,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     trtllm: TrtllmConfig = msgspec.field(default_factory=TrtllmConfig)
 
     UNLIMITED: ClassVar[int] = 2**62
+    MAX_NEXTN: ClassVar[int] = 64
 
     def __post_init__(self) -> None:
         """Refuse what no rank can run, first failure of C-3's order first."""
@@ -112,24 +119,25 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ConfigError(fault)
 
     def _faults(self) -> Iterator[str]:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, int) and value >= 2**64:
-                yield f"{name} must fit 64 bits, found {value}"
+        yield from _beyond_64_bits(self)
         if self.num_gpu_blocks == 0:
             yield "num_gpu_blocks must be positive, found 0"
         if self.block_size == 0:
             yield "block_size must be positive, found 0"
         if self.block_size == 1 and self.backend != "sglang":
             yield "block_size must be at least two for vLLM and TensorRT-LLM, found 1"
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) == 0:
                 yield f"{name} must be positive, found 0"
+        yield from self._interval_faults()
+        if self.max_model_len == 0:
+            yield "max_model_len must be positive, found 0"
         for name in ("speedup_ratio", "decode_speedup_ratio"):
             if not _finite_and_non_negative(getattr(self, name)):
                 yield f"{name} must be finite and non-negative, found {getattr(self, name)}"
         yield from self._mtp_faults()
-        yield from self._backend_faults()
+        if self.backend == "sglang":
+            yield from self._sglang_faults()
         if self.emit_kv_token_ids and not self.emit_kv_events:
             yield "emit_kv_token_ids requires emit_kv_events"
         if self.kv_bytes_per_token is not UNSET and self.kv_transfer_bytes_per_token is not UNSET:
@@ -151,10 +159,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 yield "timing_model.provider: the timing provider cannot be empty"
 
     def _mtp_faults(self) -> Iterator[str]:
-        if self.aic_nextn == 0:
-            yield "aic_nextn must be positive, found 0"
+        if self.aic_nextn is not None and not 1 <= self.aic_nextn <= self.MAX_NEXTN:
+            yield f"aic_nextn must be 1 … {self.MAX_NEXTN}, found {self.aic_nextn}"
         if self.aic_nextn is None:
-            if (self.aic_nextn_accept_rates or "").strip():
+            if self.aic_nextn_accept_rates is not None:
                 yield "aic_nextn_accept_rates requires aic_nextn"
             return
         if self.decode_speedup_ratio != 1.0:
@@ -164,16 +172,19 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
         _ = self.acceptance_rates
 
-    def _backend_faults(self) -> Iterator[str]:
+    def _interval_faults(self) -> Iterator[str]:
         interval = self.prefill_schedule_interval
         if interval == 0:
             yield "prefill_schedule_interval must be positive, found 0"
         if interval != 1 and self.backend != "vllm":
             yield f"prefill_schedule_interval is supported only for backend=vllm, found {interval}"
-        if self.backend != "sglang":
-            if self.prefill_decode_interval != 0:
-                yield "prefill_decode_interval is supported only for backend=sglang"
-            return
+        if self.prefill_decode_interval != 0 and self.backend != "sglang":
+            yield (
+                "prefill_decode_interval is supported only for backend=sglang, "
+                f"found {self.prefill_decode_interval}"
+            )
+
+    def _sglang_faults(self) -> Iterator[str]:
         sglang = self.sglang
         if not self.enable_chunked_prefill:
             yield "enable_chunked_prefill=false is not supported for backend=sglang"
@@ -235,7 +246,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             rates = []
             for index, part in enumerate(given.split(",")):
                 try:
-                    rate = float(part.strip())
+                    rate = _plain_float(part.strip())
                 except ValueError:
                     raise ConfigError(
                         f"aic_nextn_accept_rates[{index}]: expected a number, found {part!r}"
@@ -249,22 +260,37 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return tuple((rates + [0.0] * nextn)[:nextn])
 
 
+class RuntimeOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ``dynamo`` block: options of the reference's live server, which no simulation reads."""
+
+    enable_local_indexer: Any = None
+    bootstrap_port: Any = None
+    handoff_session_timeout_ms: Any = None
+    reasoning: Any = None
+    response_replay_trace_path: Any = None
+    zmq_kv_events_port: Any = None
+    zmq_replay_port: Any = None
+    router_queue_policy: Any = None
+
+
 class LaunchConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The mapping in which engine configurations travel (C-5)."""
 
     engine: EngineConfig
-    dp_size: Annotated[int, Meta(ge=0, lt=2**32)] = 1
-    tensor_parallel_size: Count = 1
+    dp_size: Size = 1
+    tensor_parallel_size: Size = 1
     startup_time: float | None = None
     num_gpu_blocks_is_explicit: bool | None = None
     gpu_memory_utilization: float | None = None
     mem_fraction_static: float | None = None
     free_gpu_memory_fraction: float | None = None
     cuda_graph_reserved_bytes: Count | None = None
-    dynamo: Any = None
+    dynamo: RuntimeOptions | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes below one and fractions outside [0, 1]."""
+        for fault in _beyond_64_bits(self):
+            raise ConfigError(fault)
         for name in ("dp_size", "tensor_parallel_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be positive, found {getattr(self, name)}")
@@ -301,6 +327,20 @@ _NOT_MODELLED = (
 )
 
 
+def _plain_float(text: str) -> float:
+    """``float`` without what only Python writes: digit groups and other scripts' digits."""
+    if "_" in text or not text.isascii():
+        raise ValueError
+    return float(text)
+
+
+def _beyond_64_bits(record: Struct) -> Iterator[str]:
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, int) and value >= 2**64:
+            yield f"{name} must fit 64 bits, found one of {value.bit_length()}"
+
+
 def _finite_and_non_negative(value: float) -> bool:
     return math.isfinite(value) and value >= 0
 
@@ -321,13 +361,8 @@ def launch_config(document: Mapping[str, Any], *, source: str, strict: bool = Tr
     _refuse_unknown_keys(document, source)
     try:
         return msgspec.convert(document, LaunchConfig)
-    except msgspec.ValidationError as error:
-        cause = error.__cause__
-        if isinstance(cause, ConfigError):
-            raise ConfigError(f"{source}: {_place(error)}{cause}") from None
-        raise ConfigError(f"{source}: {error}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{source}: {_one_line(str(error))}") from None
 
 
 def unknown_timing_keys(document: Mapping[str, Any]) -> list[str]:
@@ -348,12 +383,6 @@ def _launch_keys() -> set[str]:
     return set(LaunchConfig.__struct_fields__) - {"engine"}
 
 
-def _place(error: msgspec.ValidationError) -> str:
-    """`$.engine: ` out of msgspec's message, which ends in " - at `$.engine`"."""
-    _, found, place = str(error).rpartition(" - at `")
-    return f"{place.rstrip('`')}: " if found else ""
-
-
 def _without_unmodelled(document: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     engine = document.get("engine")
     if not isinstance(engine, Mapping):
@@ -369,7 +398,10 @@ def _without_unmodelled(document: Mapping[str, Any], source: str) -> Mapping[str
 
 def _refuse_unknown_keys(document: Mapping[str, Any], source: str) -> None:
     """Name every unknown key at once, each with the nearest known one."""
-    levels: list[tuple[str, Any, type[Struct]]] = [("$", document, LaunchConfig)]
+    levels: list[tuple[str, Any, type[Struct]]] = [
+        ("$", document, LaunchConfig),
+        ("$.dynamo", document.get("dynamo"), RuntimeOptions),
+    ]
     engine = document.get("engine")
     if isinstance(engine, Mapping):
         levels.append(("$.engine", engine, EngineConfig))
@@ -379,14 +411,25 @@ def _refuse_unknown_keys(document: Mapping[str, Any], source: str) -> None:
     for place, level, struct in levels:
         if not isinstance(level, Mapping):
             continue
-        known = struct.__struct_fields__
         for key in level:
-            if key not in known:
-                near = get_close_matches(str(key), known, n=1)
-                hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-                faults.append(f"{source}: {place}.{key}: unknown key{hint}")
+            if key not in struct.__struct_fields__:
+                hint = _hint(str(key), struct)
+                faults.append(f"{source}: {place}.{_one_line(str(key))}: unknown key{hint}")
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def _one_line(text: str) -> str:
+    """What a document says may hold anything; a message about it is one line."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _hint(key: str, struct: type[Struct]) -> str:
+    known = struct.__struct_fields__
+    if struct is LaunchConfig and key in EngineConfig.__struct_fields__:
+        return ", it belongs in the object under 'engine'"
+    near = get_close_matches(key, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
 __all__ = [
