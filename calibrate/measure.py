@@ -65,7 +65,7 @@ class Measurement:
         budget_s: float,
         memory_bytes: int,
         progress: Progress,
-        say: Callable[[str], None],
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """Takes the runner over, and closes it after ``run``.
 

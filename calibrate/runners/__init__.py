@@ -23,11 +23,30 @@ class RunnerFailed(DeviceError):
 class Runner(ClockedDevice, Protocol):
     """A device that holds one model and runs passes of it (and is the clock's device)."""
 
-    facts: DeviceFacts
-    model: ModelShape  # as it is computed: with the dtypes that are really used
-    software: Mapping[str, Any]  # versions of everything that the times depend on
-    policy: Mapping[str, Any]  # "runner", "attention" ("causal" or "rectangle"), "clock", "dtype"
-    kernel_hash: str | None
+    @property
+    def facts(self) -> DeviceFacts:
+        """The device, completed by what only its runner knows."""
+        ...
+
+    @property
+    def model(self) -> ModelShape:
+        """The shape as it is computed: with the dtypes that are really used."""
+        ...
+
+    @property
+    def software(self) -> Mapping[str, Any]:
+        """Versions of everything that the times depend on."""
+        ...
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """At least ``runner``, ``attention`` ("causal" or "rectangle"), ``clock``, ``dtype``."""
+        ...
+
+    @property
+    def kernel_hash(self) -> str | None:
+        """The identity of the kernels' source; None where they are a library's."""
+        ...
 
     def memory_bytes(self, batch: Batch) -> int:
         """Device memory needed to run ``batch``, weights included."""

@@ -1,6 +1,7 @@
 """Devices are found with NVML, with torch, or not at all; and a name has to name something."""
 
 import sys
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ class NvmlError(Exception):
     pass
 
 
-def nvml(*boards: dict[str, object], broken: str | None = None) -> ModuleType:
+def nvml(*boards: Mapping[str, object], broken: str | None = None) -> ModuleType:
     """A stand-in for nvidia-ml-py, with the functions of NVML that are asked."""
     module = ModuleType("pynvml")
 

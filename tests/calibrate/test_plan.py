@@ -238,7 +238,7 @@ def test_time_to_spare_gives_everybody_the_most() -> None:
 
 @pytest.mark.parametrize("wanted", [3, 7, 20, 60])
 def test_a_point_is_due_as_often_as_it_is_wanted_and_evenly(wanted: int) -> None:
-    rounds = []
+    rounds: list[int] = []
     for round_ in range(60):
         if due(wanted, len(rounds), round_=round_, rounds=60):
             rounds.append(round_)
