@@ -19,6 +19,7 @@ from passtime.sched.lockstep.replay import LockstepReplay
 from passtime.sched.replay.driver import AggregatedReplay
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.timing import FloatArray, IntArray, PassShape, TimingModel
+from passtime.sched.vllm.core import VllmCore
 
 
 class Tally:
@@ -115,7 +116,8 @@ def run_literal(case: Case) -> Run:
     )
     run = _run(literal.run, timing)
     busy = min(case.options.num_workers, len(case.workload))
-    pools = [engine.ranks[0]._core.pool for engine in literal._fleet.engines[:busy]]
+    cores = [engine.ranks[0]._core for engine in literal._fleet.engines[:busy]]
+    pools = [core.pool for core in cores if isinstance(core, VllmCore)]
     free = [pool.free for pool in pools]
     return dataclasses.replace(
         run, free_blocks=free, unreferenced_blocks=[pool.unreferenced for pool in pools]
@@ -159,7 +161,8 @@ def _run(replay: Callable[[], Outcome], timing: TimingModel) -> Run:
         outcome = replay()
     except PasstimeError as raised:
         error = raised
-    return Run(outcome, error, getattr(timing, "questions", Counter()), [], [])
+    questions = timing.questions if isinstance(timing, Tally | WholePassTally) else Counter()
+    return Run(outcome, error, questions, [], [])
 
 
 def differences(case: Case) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import TypedDict
 
-from passtime.sched.config import EngineConfig, FixedConfig, LaunchConfig, PolynomialConfig
+from passtime.sched.config import Backend, EngineConfig, FixedConfig, LaunchConfig, PolynomialConfig
 from passtime.sched.simulate import ReplayOptions
 from passtime.sched.workload.rows import Workload
 
@@ -20,7 +21,7 @@ class Case:
     options: ReplayOptions
 
 
-def random_case(seed: int, *, backend: str = "vllm", sessions: bool = True) -> Case:
+def random_case(seed: int, *, backend: Backend = "vllm", sessions: bool = True) -> Case:
     """A replay by seed: the same seed, the same replay."""
     rng = random.Random(seed)
     block_tokens = rng.choice((2, 3, 4, 4, 8, 16))
@@ -104,9 +105,12 @@ def _workload(rng: random.Random, block_tokens: int, *, sessions: bool) -> Workl
     )
 
 
-def _sessions(
-    rng: random.Random, requests: int, *, wanted: bool
-) -> dict[str, list[str] | list[float]]:
+class _Sessions(TypedDict, total=False):
+    session_ids: list[str]
+    delay_ms: list[float]
+
+
+def _sessions(rng: random.Random, requests: int, *, wanted: bool) -> _Sessions:
     if not wanted or rng.random() < 0.8:
         return {}
     ids = [f"s{rng.randrange(1 + requests // 2)}" for _ in range(requests)]
