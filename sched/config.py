@@ -135,6 +135,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for name in ("speedup_ratio", "decode_speedup_ratio"):
             if not _finite_and_non_negative(getattr(self, name)):
                 yield f"{name} must be finite and non-negative, found {getattr(self, name)}"
+        if not math.isfinite(self.decode_ratio):
+            yield f"speedup_ratio x decode_speedup_ratio must be finite, found {self.decode_ratio}"
         yield from self._mtp_faults()
         if self.backend == "sglang":
             yield from self._sglang_faults()

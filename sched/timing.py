@@ -141,7 +141,7 @@ class PolynomialTiming:
         if batch_size == 0:
             return np.zeros(len(active_kv_tokens))
         if total_kv_tokens:
-            used = np.minimum(1.0, active_kv_tokens / total_kv_tokens)
+            used = np.minimum(1.0, active_kv_tokens / float(total_kv_tokens))
         else:
             used = np.ones(len(active_kv_tokens))
         steps: FloatArray = np.maximum(1.0, (-25.74 * (used * used) + 54.01 * used) + 5.74)
@@ -193,7 +193,12 @@ def contribution_ms(raw_ms: float, ratio: float) -> float:
 def _scaled_ns(nanoseconds: int, ratio: float) -> int:
     """Steps 3 to 5 of V-70, which change nothing at ratio 1 below ``EXACT_NS``."""
     if ratio > 0 and nanoseconds > 0:
-        nanoseconds = _round_ns(_seconds(nanoseconds) / ratio)
+        scaled = _seconds(nanoseconds) / ratio
+        if scaled >= _NS_LIMIT_S:
+            raise ProviderError(
+                f"scaled timing duration is out of range for speedup {ratio}: over 2**64 seconds"
+            )
+        nanoseconds = _round_ns(scaled)
     milliseconds = _seconds(nanoseconds) * 1000.0
     return _round_ns(milliseconds / 1000.0)
 

@@ -149,6 +149,10 @@ def test_the_first_condition_of_the_list_is_the_one_reported() -> None:
         ({"backend": "trtllm", "block_size": 1}, "block_size must be at least two"),
         ({"backend": "trtllm", "prefill_schedule_interval": 2}, "only for backend=vllm, found 2"),
         ({"backend": "sglang", "prefill_schedule_interval": 3}, "only for backend=vllm, found 3"),
+        (
+            {"speedup_ratio": 1e200, "decode_speedup_ratio": 1e200},
+            "speedup_ratio x decode_speedup_ratio must be finite, found inf",
+        ),
         ({"aic_nextn": 0}, "aic_nextn must be 1 … 64, found 0"),
         ({"aic_nextn": 2**63}, f"aic_nextn must be 1 … 64, found {2**63}"),
         ({"aic_nextn": 2, "decode_speedup_ratio": 2.0}, "aic_nextn requires decode_speedup_ratio"),
