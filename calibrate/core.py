@@ -9,7 +9,8 @@ import numpy as np
 
 from passtime.calibrate.laws import Bench, LawFit, fit_law
 from passtime.calibrate.points import columns, latencies, measured_box, sigmas
-from passtime.calibrate.residual import Surface, fit_surface, tabulate
+from passtime.calibrate.residual import Surface, fit_surface
+from passtime.calibrate.tabulate import tabulate
 from passtime.profiles.document import AxisName, MeasuredPoint, Range, Regime, Residual
 from passtime.profiles.law import Law
 from passtime.profiles.predict import PassColumns, Predictor
