@@ -22,11 +22,12 @@ from typing import Any, cast
 
 import torch
 
+from passtime.calibrate.cuda_device import find_device
 from passtime.calibrate.devices import device
-from passtime.calibrate.launch import host_launch
 from passtime.calibrate.log import Batch
 from passtime.calibrate.nvml import Watch
-from passtime.calibrate.runners.gpu import GpuRunner, Work, computed_model, find_device
+from passtime.calibrate.runners.gpu import GpuRunner, computed_model
+from passtime.calibrate.selfchecks import host_launch
 from passtime.calibrate.stack import (
     ANCHORS,
     linearity,
@@ -68,7 +69,7 @@ def mixed_adds(runner: GpuRunner, mixes: Mapping[str, Batch] = MIXES) -> dict[st
             for part, one in (("mixed", batch), ("prefill", prompts), ("decode", decodes))
         }
         passes = {
-            part: pass_s(runner, one)
+            part: runner.stack_s(one, layers=runner.layers)
             for part, one in (
                 ("mixed", batch), ("prefill", prompts), ("decode", decodes), ("rows", rows)
             )
@@ -95,27 +96,7 @@ def attention_s(runner: GpuRunner, batch: Batch) -> float:
         for pages in runner.pages:
             runner.operators.attend(q, pages, inputs)
 
-    return timed_s(runner, run)
-
-
-def pass_s(runner: GpuRunner, batch: Batch, *, layers: int | None = None) -> float:
-    """Seconds of one pass of the stack, unscaled."""
-    graph = runner.capture(
-        Work(batch), repeats=1, layers=runner.layers if layers is None else layers
-    )
-    try:
-        return runner.median_s(graph)
-    finally:
-        runner.graphs.release(graph)
-
-
-def timed_s(runner: GpuRunner, run: Callable[[int], Any]) -> float:
-    """Median seconds of a graph of ``run``."""
-    graph = runner.graphs.capture(run, 1)
-    try:
-        return runner.median_s(graph)
-    finally:
-        runner.graphs.release(graph)
+    return runner.timed_s(run)
 
 
 # --- 2. Layers -----------------------------------------------------------------------------------
@@ -130,7 +111,7 @@ def linear_in_layers(runner: GpuRunner, anchors: Mapping[str, Batch] = ANCHORS) 
     for name, batch in anchors.items():
         if not runner.fits(batch):
             continue
-        seconds = {count: pass_s(runner, batch, layers=count) for count in [0, *counts]}
+        seconds = {count: runner.stack_s(batch, layers=count) for count in [0, *counts]}
         line = linearity({count: s for count, s in seconds.items() if count})
         scaled = scaled_s(seconds[usual], seconds[0], measured=usual, layers=runner.layers)
         answers[name] = {
@@ -178,10 +159,10 @@ def operators_against_pass(
             partial(runner.run, inputs, layers=layers, operators=cast(Operators, recorder))
         )
         alone = {
-            operator: timed_s(runner, partial(call_all, calls))
+            operator: runner.timed_s(partial(call_all, calls))
             for operator, calls in by_operator(runner, recorder.calls, layers).items()
         }
-        whole, total = pass_s(runner, batch, layers=layers), sum(alone.values())
+        whole, total = runner.stack_s(batch, layers=layers), sum(alone.values())
         answers[name] = {
             "layers": layers,
             "operators_ms": milliseconds(alone),

@@ -7,11 +7,9 @@ the ends of the model; a sample is scaled to all layers (:mod:`passtime.calibrat
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
@@ -22,16 +20,15 @@ import numpy as np
 
 import passtime
 from passtime.calibrate.clock import ClockPolicy, Telemetry
-from passtime.calibrate.launch import host_launch
+from passtime.calibrate.cuda_device import find_device
 from passtime.calibrate.log import Batch
 from passtime.calibrate.nvml import Watch
 from passtime.calibrate.plan import Plan
 from passtime.calibrate.runners import OutOfDeviceMemory
+from passtime.calibrate.selfchecks import host_launch, linearity_at
 from passtime.calibrate.stack import (
     ANCHORS,
     PAGE_TOKENS,
-    checked_layers,
-    linearity,
     longest_request,
     measured_layers,
     pool_pages,
@@ -45,8 +42,6 @@ from passtime.profiles.device import DeviceFacts
 from passtime.profiles.shapes import ModelShape
 
 if TYPE_CHECKING:
-    import torch
-
     from passtime.calibrate.graphs import Graphs
     from passtime.kernels.inputs import PassInputs
     from passtime.kernels.operators import Operators
@@ -100,6 +95,11 @@ def memory_bytes(model: ModelShape, batch: Batch) -> int:
     return stack_bytes(model, batch)
 
 
+def visit_s(model: ModelShape, pass_s: float) -> float:
+    """Seconds that a visit of a pass of ``pass_s`` is expected to take: only the stack is run."""
+    return PREPARE_S + CLOCK.visit_s(pass_s * measured_layers(model) / model.layers)
+
+
 def open_runner(*, facts: DeviceFacts, model: ModelShape, plan: Plan, seed: int) -> GpuRunner:
     """A runner whose pool holds every batch of the plan, and the anchors if they are small."""
     from passtime.calibrate.graphs import CudaGraphs
@@ -114,30 +114,6 @@ def open_runner(*, facts: DeviceFacts, model: ModelShape, plan: Plan, seed: int)
         watch=Watch(uuid),
         seed=seed,
     )
-
-
-def find_device(facts: DeviceFacts) -> tuple[torch.device, str | None]:
-    """Torch's device for ``facts``, and its UUID as NVML writes it. DeviceError if there is none.
-
-    NVML and torch may number GPUs differently, so they are matched by UUID where it is known.
-    """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # read when CUDA initialises
-    import torch
-
-    if not torch.cuda.is_available():
-        raise DeviceError(f"torch {torch.__version__} finds no CUDA device")
-    wanted = facts.details.get("uuid_hash")
-    reported = facts.details.get("reported_name", facts.name)
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        uuid = f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else None
-        if wanted is not None and uuid is not None:
-            found = hashlib.sha256(uuid.encode()).hexdigest()[:16] == wanted
-        else:
-            found = properties.name == reported
-        if found:
-            return torch.device("cuda", index), uuid
-    raise DeviceError(f"torch does not see the GPU {facts.name}; is it hidden from CUDA?")
 
 
 @dataclass
@@ -313,7 +289,7 @@ class GpuRunner:
     def _capture(self, work: Work, inner: int) -> None:
         ends = self.capture(work, repeats=inner, layers=0)
         try:
-            work.ends_s[inner] = self.median_s(ends, ENDS_REPLAYS) / inner
+            work.ends_s[inner] = self._median_s(ends, ENDS_REPLAYS) / inner
         finally:
             self.graphs.release(ends)
         work.stacks[inner] = self.capture(work, repeats=inner, layers=self.layers)
@@ -374,34 +350,9 @@ class GpuRunner:
     def checks(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Facts about the method, measured once: linearity in layers, and what launches cost."""
         if self.layers < self.model.layers:
-            yield "linearity", dict(self.linearity_at(ANCHORS))
+            yield "linearity", dict(linearity_at(self, ANCHORS))
         if self.fits(ANCHORS["decode 1"]):
             yield "host_launch", host_launch(self, ANCHORS["decode 1"])
-
-    def linearity_at(self, anchors: Mapping[str, Batch]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Pass times by number of layers, and the line through them, of anchors that fit."""
-        for name, batch in anchors.items():
-            if not self.fits(batch):
-                continue
-            work = Work(batch)
-            seconds = {}
-            for layers in checked_layers(self.layers):
-                graph = self.capture(work, repeats=1, layers=layers)
-                try:
-                    seconds[layers] = self.median_s(graph)
-                finally:
-                    self.graphs.release(graph)
-            line = linearity(seconds)
-            yield (
-                name,
-                {
-                    "pass_ms": {str(layers): round(1e3 * s, 6) for layers, s in seconds.items()},
-                    "ends_ms": round(1e3 * line.ends_s, 6),
-                    "layer_ms": round(1e3 * line.layer_s, 6),
-                    "curvature": round(line.curvature, 6),
-                    "linear": line.linear,
-                },
-            )
 
     def fits(self, batch: Batch) -> bool:
         """Whether pool and rotary table hold ``batch``."""
@@ -410,8 +361,23 @@ class GpuRunner:
             and longest_request([batch]) <= self.positions
         )
 
-    def median_s(self, graph: Any, replays: int = CHECK_REPLAYS) -> float:
-        """Median seconds of ``replays`` replays, after one to warm up."""
+    def stack_s(self, batch: Batch, *, layers: int) -> float:
+        """Seconds of one pass of the first ``layers`` layers, unscaled."""
+        graph = self.capture(Work(batch), repeats=1, layers=layers)
+        try:
+            return self._median_s(graph, CHECK_REPLAYS)
+        finally:
+            self.graphs.release(graph)
+
+    def timed_s(self, run: Callable[[int], Any], repeats: int = 1) -> float:
+        """Seconds of ``run(0)``, …, ``run(repeats − 1)`` in one graph."""
+        graph = self.graphs.capture(run, repeats)
+        try:
+            return self._median_s(graph, CHECK_REPLAYS)
+        finally:
+            self.graphs.release(graph)
+
+    def _median_s(self, graph: Any, replays: int) -> float:
         self.graphs.seconds(graph)
         return median(self.graphs.seconds(graph) for _ in range(replays))
 

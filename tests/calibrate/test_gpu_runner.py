@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from passtime.calibrate import launch
+from passtime.calibrate import selfchecks
 from passtime.calibrate.backends import backend
 from passtime.calibrate.clock import ClockPolicy
+from passtime.calibrate.cuda_device import find_device
 from passtime.calibrate.log import SCHEMA, Batch, Header, LogWriter, Point, read_log
 from passtime.calibrate.measure import Measurement
 from passtime.calibrate.nvml import Watch
 from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed, gpu
-from passtime.calibrate.runners.gpu import GpuRunner, computed_model, find_device
+from passtime.calibrate.runners.gpu import GpuRunner, computed_model
 from passtime.calibrate.stack import PAGE_TOKENS
 from passtime.errors import DeviceError, InputError
 from passtime.kernels.layout import pages_needed
@@ -46,6 +47,15 @@ MODEL = ModelShape(
 FACTS = DeviceFacts(kind="cuda", name="Counted", memory_bytes=2**34)
 MIXED = Batch(prefill=((5, 20), (3, 0)), decode=(40, 7))
 DECODE = Batch(decode=(33,))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small only wait for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class CountedOperators(ReferenceOperators):
@@ -221,7 +231,7 @@ def test_what_failed_to_be_captured_leaves_no_graph() -> None:
 def test_the_checks_find_a_pass_linear_and_count_the_launches() -> None:
     device = runner()
     small = {"decode": DECODE, "mixed": MIXED, "too large": Batch(decode=(10_000,))}
-    found = dict(device.linearity_at(small))
+    found = dict(selfchecks.linearity_at(device, small))
     assert set(found) == {"decode", "mixed"}
     for values in found.values():
         assert values["linear"]
@@ -231,7 +241,7 @@ def test_the_checks_find_a_pass_linear_and_count_the_launches() -> None:
 
 def test_topics_of_the_checks_are_those_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "ANCHORS", {"decode 1": DECODE, "mixed": MIXED})
-    monkeypatch.setattr(launch, "LAUNCHES", 20)
+    monkeypatch.setattr(selfchecks, "LAUNCHES", 20)
     topics = dict(runner().checks())
     assert list(topics) == ["linearity", "host_launch"]
     assert set(topics["linearity"]) == {"decode 1", "mixed"}
@@ -278,6 +288,7 @@ def test_a_whole_measurement_logs_samples_checks_and_what_did_not_fit(tmp_path: 
             budget_s=60.0,
             memory_bytes=FACTS.memory_bytes,
             progress=lambda share, text: None,
+            say=lambda sentence: None,
         ).run()
     log = read_log(tmp_path / "log.jsonl")
     topics = {note.topic: note.values for note in log.notes}

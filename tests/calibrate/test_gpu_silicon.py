@@ -7,11 +7,13 @@ from statistics import median
 
 import pytest
 
+from passtime.calibrate.cuda_device import find_device
 from passtime.calibrate.devices import find_devices
 from passtime.calibrate.log import Batch
 from passtime.calibrate.nvml import Watch
 from passtime.calibrate.runners import OutOfDeviceMemory
-from passtime.calibrate.runners.gpu import CLOCK, GpuRunner, find_device
+from passtime.calibrate.runners.gpu import CLOCK, GpuRunner
+from passtime.calibrate.selfchecks import linearity_at
 from passtime.profiles.shapes import ModelShape
 
 torch = pytest.importorskip("torch", reason="a GPU is driven by torch")
@@ -86,7 +88,7 @@ def test_a_pass_of_nothing_takes_microseconds(runner: GpuRunner) -> None:
 
 
 def test_a_pass_is_linear_in_its_layers(runner: GpuRunner) -> None:
-    for name, found in runner.linearity_at({"prefill": PREFILL, "decode": DECODE}):
+    for name, found in linearity_at(runner, {"prefill": PREFILL, "decode": DECODE}):
         assert found["curvature"] < 0.03, (name, found)
 
 
