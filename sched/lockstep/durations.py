@@ -44,6 +44,23 @@ class Durations(PassTimer):
         self._answers_many = isinstance(model, DecodeStretchModel)
         # nobody counts the questions to a built-in model: it may be asked too much
         self._may_ask_more = type(model) is PolynomialTiming
+        self._predict_decode_ms = model.predict_decode_ms
+
+    def decode_ms(self, batch_size: int, kv_tokens: int) -> float:
+        """As in ``PassTimer``; a time below a second, not scaled, is rounded on the spot."""
+        context, total = kv_tokens // batch_size, self.total_kv_tokens
+        try:
+            raw = float(self._predict_decode_ms(batch_size, kv_tokens, context, total))
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("decode", error) from error
+        if self.decode_ratio == 1.0 and 0.0 <= raw < 1000.0:
+            nanoseconds = raw / 1000.0 * 1e9
+            nearest = round(nanoseconds)
+            if -0.4999 <= nanoseconds - nearest <= 0.4999:
+                return nearest / 1e9 * 1000.0
+        return contribution_ms(checked_decode_ms(raw), self.decode_ratio)
 
     def decode_stretch(
         self,

@@ -76,11 +76,14 @@ class LockstepRank:
         # decoding only shrinks the room, and evictions leave active hits alone. One that does not
         # fit the budget stays so while the batch does.
         self._look = False
+        self._wants_nothing = False  # whether there were requests for no output at all
 
     def submit(self, sequence: Sequence) -> None:
         """A request arrived; a pass in flight does not see it."""
         if not self.waiting:
             self._look = True
+        if not sequence.output_limit:
+            self._wants_nothing = True
         self.waiting.append(sequence)
         self._pool.enter(sequence)
         self._fruitless_passes = 0
@@ -314,20 +317,21 @@ class LockstepRank:
 
     def _end_ms(self, now_ms: float, batch: int, kv_tokens: int, chunks: list[Chunk]) -> float:
         """When the pass ends, given the decodes in step (V-61, V-62)."""
-        self.prefill_tokens = prompts = isl = prefix = 0
+        longest = self._longest_decode() if self._whole_pass and batch else 0
         in_step, in_step_tokens = batch, kv_tokens
+        prompts = isl = prefix = computed = 0
         for sequence, before, used in chunks:
-            known, prompt, after = sequence.known_tokens, sequence.prompt_tokens, before + used
+            prompt, after = sequence.prompt_tokens, before + used
             if before < prompt:
                 prompts += 1
-                isl += after if after < prompt else prompt
                 prefix += before
-                self.prefill_tokens += used
-            if known > prompt and after == known:  # recomputed: it decodes at once
+                computed += used
+                isl += after if after < prompt else prompt
+            if after > prompt and after == sequence.known_tokens:  # recomputed: it decodes at once
                 batch += 1
-                kv_tokens += known
+                kv_tokens += after
+        self.prefill_tokens = computed
         if self._whole_pass:
-            longest = self._longest_decode() if in_step else 0
             shape = pass_shape(chunks, in_step, in_step_tokens, longest, self._total_kv_tokens)
             return now_ms + self._durations.pass_ms(shape)
         if prompts:
@@ -347,9 +351,10 @@ class LockstepRank:
     def _emit(self, now: int, chunks: list[Chunk]) -> None:
         """Completions without a token, then a token for everybody who is computed (V-60, V-63)."""
         partial = self._partial
-        for sequence, _, _ in chunks:
-            if not sequence.output_limit and sequence is not partial:
-                self._end(sequence, sequence.known_tokens)
+        if self._wants_nothing:
+            for sequence, _, _ in chunks:
+                if not sequence.output_limit and sequence is not partial:
+                    self._end(sequence, sequence.known_tokens)
         if self._decodes.next_finish == now:
             self._finish_decodes(now)
         joining = []
