@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
-from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -210,7 +209,7 @@ def _columns(outcome: Outcome, workload: Workload) -> dict[str, Sequence[Any]]:
     columns: dict[str, Sequence[Any]] = {
         "session_id": sessions,
         "turn_index": _turns(workload) or nothing,
-        "uuid": [str(UUID(int=index)) for index in range(1, count + 1)],
+        "uuid": [f"00000000-0000-0000-0000-{index:012x}" for index in range(1, count + 1)],
         "arrival_time_ms": _times(outcome.arrival_ms),
         "first_admit_ms": _times(
             np.where(outcome.status == Status.REJECTED, np.nan, outcome.first_admit_ms)
@@ -246,7 +245,8 @@ def _columns(outcome: Outcome, workload: Workload) -> dict[str, Sequence[Any]]:
         ]
     columns["admission_count"] = admissions.tolist()
     columns["readmission_count"] = np.maximum(admissions - 1, 0).tolist()
-    columns["terminal_status"] = [Status(status).name.lower() for status in outcome.status.tolist()]
+    names = {int(status): status.name.lower() for status in Status}
+    columns["terminal_status"] = [names[status] for status in outcome.status.tolist()]
     return columns
 
 
@@ -272,6 +272,8 @@ def _turns(workload: Workload) -> list[int] | None:
 
 
 def _times(times_ms: FloatArray) -> list[float | None]:
+    if not np.isnan(times_ms).any():
+        return list(times_ms.tolist())
     return [None if math.isnan(time) else time for time in times_ms.tolist()]
 
 
