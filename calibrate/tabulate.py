@@ -47,7 +47,7 @@ def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], la
         axes=tuple(
             Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
         ),
-        log_factor=tuple(round(value, 5) for value in factor.ravel().tolist()),
+        log_factor=tuple(round(value, 4) for value in factor.ravel().tolist()),
         log_spread=tuple(round(value, 4) for value in spread.tolist()),
     )
 

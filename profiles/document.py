@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
+import textwrap
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -18,6 +20,11 @@ from passtime.profiles.reading import decode_json, read_bytes, write_atomically
 from passtime.profiles.shapes import ModelShape
 
 SCHEMA = 1
+
+_NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_NUMBER_LIST = re.compile(
+    rf'^( *)(?:"\w+": )?\[\s*({_NUMBER}(?:,\s+{_NUMBER})*)\s*\]', re.MULTILINE
+)
 
 ModelClass: TypeAlias = Literal["step", "affine", "roofline"]
 Regime: TypeAlias = Literal["prefill", "decode", "mixed"]
@@ -292,8 +299,27 @@ def read_profile(data: bytes, *, source: str) -> Profile:
 
 def save_profile(profile: Profile, path: str | Path) -> None:
     """Write the document in one step (readers see the old file or the new one)."""
-    text = msgspec.json.format(msgspec.json.encode(profile), indent=2)
-    write_atomically(Path(path), text + b"\n")
+    write_atomically(Path(path), profile_text(profile).encode())
+
+
+def profile_text(profile: Profile) -> str:
+    """The document as text: indented, lists of numbers in filled lines."""
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=2).decode()
+    return _NUMBER_LIST.sub(_filled, text) + "\n"
+
+
+def _filled(numbers: re.Match[str]) -> str:
+    indent = numbers[1]
+    inner = textwrap.fill(
+        " ".join(numbers[2].split()),
+        width=100,
+        initial_indent=indent + "  ",
+        subsequent_indent=indent + "  ",
+    )
+    one_line = f"{indent}{numbers[0][len(indent) : numbers[0].index('[')]}[{inner.strip()}]"
+    if len(one_line) <= 100 and "\n" not in inner:
+        return one_line
+    return f"{numbers[0][: numbers[0].index('[')]}[\n{inner}\n{indent}]"
 
 
 def shipped_profiles() -> list[str]:
