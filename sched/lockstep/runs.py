@@ -174,6 +174,16 @@ class RunPool:
 
     def admit(self, sequence: Sequence, hits: Hits, computed_tokens: int) -> None:
         """Hits leave the LRU, then blocks are taken, then whole ones are published."""
+        sequence.duplicate = None
+        if hits is self._no_hits:
+            sequence.run = self._root
+            self._root.references += 1
+        else:
+            self._hold_hits(sequence, hits)
+        self.take(-(-computed_tokens // self.block_tokens) - hits.blocks)
+        self.publish(sequence, computed_tokens)
+
+    def _hold_hits(self, sequence: Sequence, hits: Hits) -> None:
         run, depth = hits.run, hits.depth
         assert run is not None
         if hits.blocks < depth:  # the last block is computed anew: it becomes a run of its own
@@ -183,11 +193,8 @@ class RunPool:
             run = self._cut(run, depth)
         self._hold(run)
         sequence.run = run
-        sequence.duplicate = None
         if sequence.furthest_tokens:
             self._take_back_tail(sequence)
-        self.take(-(-computed_tokens // self.block_tokens) - hits.blocks)
-        self.publish(sequence, computed_tokens)
 
     def _cut(self, run: Run, depth: int) -> Run:
         """The run that ends at ``depth``, somewhere in ``run``: split it, or its parent.
@@ -311,11 +318,13 @@ class RunPool:
 
     def take(self, blocks: int) -> None:
         """Free blocks first, then the least recently released."""
-        self.free -= blocks
-        if self.free < 0:
-            self.evictable += self.free
-            self._owed -= self.free
+        free = self.free - blocks
+        if free >= 0:
+            self.free = free
+        else:
             self.free = 0
+            self.evictable += free
+            self._owed -= free
 
     def _evict_owed(self) -> None:
         """Take the queue's first entries away, the last one perhaps in part."""

@@ -372,8 +372,13 @@ class LockstepRank:
 
     def _finish_decodes(self, now: int) -> None:
         """Sequences in step whose last token comes in pass ``now``."""
-        for sequence in self._decodes.finish(now):
-            self._end(sequence, sequence.prompt_tokens + sequence.output_limit - 1)
+        running, release = self.running, self._pool.release
+        finished = self._decodes.finish(now)
+        for sequence in finished:
+            del running[sequence]
+            release(sequence, sequence.prompt_tokens + sequence.output_limit - 1)
+        self.ended += finished
+        self._look = True
 
     def _end(self, sequence: Sequence, computed_tokens: int) -> None:
         """A sequence completed (V-68)."""
