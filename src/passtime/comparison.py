@@ -13,6 +13,7 @@ from msgspec import Struct
 from passtime.deployment import Deployment, Timing, launches, replay_on
 from passtime.errors import InputError
 from passtime.profiles.document import load_profile
+from passtime.profiles.predict import HELD
 from passtime.recording import CoveredModel, Recording, record
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.replay.outcome import Outcome
@@ -35,7 +36,7 @@ SCHEMA = 1
 
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_latency_ms": "E2E"}
 THROUGHPUTS = {
-    "request_throughput_rps": ("request throughput", "requests/s"),
+    "request_throughput_rps": ("throughput", "requests/s"),
     "output_throughput_tok_s": ("output throughput", "tokens/s"),
 }
 GOODPUTS = {
@@ -46,6 +47,9 @@ GOODPUTS = {
 
 # Below this the last digits differ, not the models.
 SAME_PERCENT = 0.05
+
+# A profile that is asked outside its range less often than this needs no word about it.
+ENOUGH_INSIDE_PERCENT = 99.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +78,25 @@ class Column:
         """Whether two constants stand for another model."""
         return isinstance(self.spec, BestConstants)
 
+    def coverage_percent(self) -> dict[str, float] | None:
+        """Shares of the queries by where they lay; None where the model cannot tell."""
+        asked = sum(self.coverage.values()) if self.coverage else 0
+        if not self.coverage or not asked:
+            return None
+        return {tag: queries / asked * 100.0 for tag, queries in self.coverage.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric, one value per column; ``judged`` rows may decide where the models part."""
+    """One metric, one value per column; rows of one ``group`` stand together.
+
+    ``judged`` rows may decide where the models part.
+    """
 
     key: str
     name: str
     unit: str
+    group: str
     values: tuple[float | None, ...]
     judged: bool = True
 
@@ -122,22 +137,25 @@ class Comparison:
         """Every metric that is compared."""
         statistics = {"mean": "mean", **{percentile_key(p): f"p{p:g}" for p in self.percentiles}}
         rows = [
-            self._row(f"{key}_{metric}", f"{statistic} {name}", "ms")
+            self._row(f"{key}_{metric}", f"{statistic} {name}", "ms", name)
             for metric, name in LATENCIES.items()
             for key, statistic in statistics.items()
         ]
-        rows += [self._row(key, *described) for key, described in THROUGHPUTS.items()]
+        rows += [self._row(key, *described, "throughput") for key, described in THROUGHPUTS.items()]
         if self.slo is not None:
-            rows += [self._row(key, *described) for key, described in GOODPUTS.items()]
-        preempted = tuple(column.counts["preemptions"] for column in self.columns)
-        rows.append(Row("preemptions", "preemptions", "times", preempted, judged=False))
+            rows += [self._row(key, *described, "goodput") for key, described in GOODPUTS.items()]
+        rows.append(self._count("completed_requests", "completed requests", "requests"))
+        rows.append(self._count("preemptions", "preemptions", "times"))
         return rows
 
-    def _row(self, key: str, name: str, unit: str) -> Row:
+    def _row(self, key: str, name: str, unit: str, group: str) -> Row:
         values = [column.summary[key] for column in self.columns]
-        return Row(
-            key, name, unit, tuple(v if isinstance(v, (int, float)) else None for v in values)
-        )
+        numbers = tuple(v if isinstance(v, (int, float)) else None for v in values)
+        return Row(key, name, unit, group, numbers)
+
+    def _count(self, key: str, name: str, unit: str) -> Row:
+        values = tuple(column.counts[key] for column in self.columns)
+        return Row(key, name, unit, "counts", values, judged=False)
 
     def parting(self) -> Parting | None:
         """Where the models differ most; None if they agree.
@@ -163,6 +181,8 @@ class Comparison:
 
     def verdict(self) -> str:
         """One sentence: where the models part, and in which direction."""
+        if not any(column.counts["completed_requests"] for column in self.columns):
+            return "No request completed under any model: there is nothing to compare."
         parting = self.parting()
         if parting is None:
             return "The models agree on every metric."
@@ -178,11 +198,32 @@ class Comparison:
         verb = "overstate" if percent > 0 else "understate"
         return f"Constants {verb} {row.name} by {abs(percent):.1f} %: {found}."
 
+    def caveats(self) -> list[str]:
+        """What to bear in mind: requests that are missing, answers from beyond the measurements."""
+        missing, outside = [], []
+        for title, column in zip(self.titles, self.columns, strict=True):
+            arrived, completed = (column.counts[f"{n}_requests"] for n in ("arrived", "completed"))
+            if completed < arrived:
+                missing.append(f"{arrived - completed:,} of {arrived:,} under {title}")
+            shares = column.coverage_percent()
+            if shares is not None and shares["inside"] < ENOUGH_INSIDE_PERCENT:
+                outside.append(
+                    f"{100.0 - shares['inside']:.1f} % of those to {title} "
+                    f"({shares['extrapolated']:.1f} % by a factor of more than {HELD:g})"
+                )
+        sentences = []
+        if missing:
+            sentences.append(f"Requests that did not complete are in no figure: {_list(missing)}.")
+        if outside:
+            sentences.append(f"Queries outside the measured range: {_list(outside)}.")
+        return sentences
+
     def document(self, inputs: dict[str, Any]) -> ComparisonDocument:
         """What ``--json`` prints; ``inputs`` is kept as it is."""
         return ComparisonDocument(
             inputs=inputs,
             verdict=self.verdict(),
+            caveats=self.caveats(),
             columns=[
                 ColumnDocument(
                     timing=column.label,
@@ -203,6 +244,11 @@ class Comparison:
                 for row in self.rows()
             ],
         )
+
+
+def _list(parts: list[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def _width(parting: Parting) -> float:
@@ -236,6 +282,7 @@ class ComparisonDocument(Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     inputs: dict[str, Any]
     verdict: str
+    caveats: list[str]
     columns: list[ColumnDocument]
     rows: list[RowDocument]
 
@@ -332,8 +379,10 @@ class _Runs:
 
 
 def render(comparison: Comparison, console: Console) -> None:
-    """Print the table and the sentence."""
-    from passtime.tables import comparison_table
+    """Print the table, the sentence, and what to bear in mind."""
+    from passtime.comparison_table import comparison_tables
 
-    console.print(comparison_table(comparison))
-    console.print(comparison.verdict(), highlight=False)
+    for table in comparison_tables(comparison, width=console.width):
+        console.print(table, "")
+    for sentence in (comparison.verdict(), *comparison.caveats()):
+        console.print(sentence, highlight=False)

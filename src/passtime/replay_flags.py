@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from passtime.errors import InputError
@@ -164,3 +165,15 @@ def refuse_idle(args: argparse.Namespace, names: tuple[str, ...], needed: str) -
     for name in names:
         if getattr(args, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} goes with {needed} only")
+
+
+def refuse_unwritable(args: argparse.Namespace, names: tuple[str, ...]) -> None:
+    """Raise InputError, before any work is done, for outputs that could not be kept."""
+    given = [Path(getattr(args, name)) for name in names if getattr(args, name) is not None]
+    for index, path in enumerate(given):
+        if path.is_dir():
+            raise InputError(f"{path}: cannot be written: it is a folder")
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}")
+        if path in given[:index] and not path.is_char_device():
+            raise InputError(f"{path}: cannot be written: two outputs have this name")

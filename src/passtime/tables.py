@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from passtime.sched.replay.report import Report, Value, percentile_key
 
-if TYPE_CHECKING:
-    from passtime.comparison import Comparison
-
 DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
+
+ABSENT = "–"
 
 # A pipe has no width: rich would fold tables at 80 columns.
 _PIPE_WIDTH = 200
@@ -45,7 +43,7 @@ def stdout_console() -> Console:
 def number(value: Value) -> str:
     """A figure with four digits that count; a dash where there is none."""
     if value is None:
-        return "–"
+        return ABSENT
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, str):
@@ -59,23 +57,43 @@ def number(value: Value) -> str:
     return f"{value:.4g}"
 
 
+def plain_table(*, show_header: bool = True) -> Table:
+    """A table without an outer frame: 80 columns are few."""
+    return Table(show_header=show_header, show_edge=False, pad_edge=False)
+
+
 def latency_table(report: Report, percentiles: tuple[float, ...]) -> Table:
     """Latencies in ms: mean, the percentiles, and the largest."""
-    table = Table(title=None)
+    table = plain_table()
     table.add_column("latency, ms")
     statistics = {"mean": "mean"}
     statistics |= {percentile_key(p): f"p{p:g}" for p in percentiles or DEFAULT_PERCENTILES}
     statistics |= {"max": "max"}
     for name in statistics.values():
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for metric, name in LATENCY_NAMES.items():
         table.add_row(name, *(number(report.summary[f"{key}_{metric}"]) for key in statistics))
     return table
 
 
+_THROUGHPUT_ROWS = (
+    ("request_throughput_rps", "request throughput", "requests/s"),
+    ("input_throughput_tok_s", "input throughput", "tokens/s"),
+    ("output_throughput_tok_s", "output throughput", "tokens/s"),
+    ("mean_output_token_throughput_per_user", "output throughput per user", "tokens/s"),
+    ("goodput_completed_requests", "good requests", "requests"),
+    ("goodput_request_throughput_rps", "goodput", "requests/s"),
+    ("goodput_output_throughput_tok_s", "goodput", "tokens/s"),
+)
+_POOL_ROWS = (
+    ("prefill_worker_seconds", "time of prefill workers", "s"),
+    ("decode_worker_seconds", "time of decode workers", "s"),
+)
+
+
 def run_table(report: Report) -> Table:
     """Requests, throughput and what the ranks did."""
-    table = Table(show_header=False)
+    table = plain_table(show_header=False)
     table.add_column("what")
     table.add_column("how much", justify="right")
     table.add_column("unit")
@@ -87,71 +105,14 @@ def run_table(report: Report) -> Table:
     seconds = summary["duration_ms"]
     assert isinstance(seconds, float)
     table.add_row("duration", number(seconds / 1000.0), "s")
-    for key, name, unit in (
-        ("request_throughput_rps", "request throughput", "requests/s"),
-        ("input_throughput_tok_s", "input throughput", "tokens/s"),
-        ("output_throughput_tok_s", "output throughput", "tokens/s"),
-        ("mean_output_token_throughput_per_user", "output throughput per user", "tokens/s"),
-        ("goodput_completed_requests", "good requests", "requests"),
-        ("goodput_request_throughput_rps", "goodput", "requests/s"),
-        ("goodput_output_throughput_tok_s", "goodput", "tokens/s"),
-        ("gpu_hours", "GPU time", "h"),
-    ):
+    pooled = summary["prefill_gpus_per_worker"] != 0
+    for key, name, unit in (*_THROUGHPUT_ROWS, *(_POOL_ROWS if pooled else ())):
         if key in summary:
             table.add_row(name, number(summary[key]), unit)
+    table.add_row("GPU time", number(summary["gpu_hours"]), "h")
     reused = summary["prefix_cache_reused_ratio"]
     assert isinstance(reused, float)
     table.add_row("prompt tokens reused", number(reused * 100.0), "%")
     table.add_row("passes", number(counts["passes"]), "passes")
     table.add_row("preemptions", number(counts["preemptions"]), "times")
     return table
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """One row per metric, one column per model; differences to the first in percent."""
-    header, *rows = comparison_cells(comparison)
-    table = Table()
-    for place, name in enumerate(header):
-        table.add_column(name, justify="left" if place < 2 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def comparison_cells(comparison: Comparison) -> list[list[str]]:
-    """The table as text, header first: metric, unit, then one cell per model."""
-    cells = [["metric", "unit", *comparison.titles]]
-    for row in comparison.rows():
-        line = [row.name, row.unit, number(row.values[0])]
-        for index in range(1, len(row.values)):
-            difference = row.difference_percent(index)
-            # + 0.0: a tiny loss is no "-0.0 %"
-            suffix = "" if difference is None else f" ({round(difference, 1) + 0.0:+.1f} %)"
-            line.append(number(row.values[index]) + suffix)
-        cells.append(line)
-    return cells + _coverage_cells(comparison) + _constant_cells(comparison)
-
-
-def _coverage_cells(comparison: Comparison) -> list[list[str]]:
-    """Share of the queries inside, held at the edge of, and beyond the measured range."""
-    known = next((c.coverage for c in comparison.columns if c.coverage is not None), {})
-    cells = []
-    for tag in known:
-        line = [f"queries {tag}", "%"]
-        for column in comparison.columns:
-            asked = sum(column.coverage.values()) if column.coverage else 0
-            share = column.coverage[tag] / asked * 100.0 if column.coverage and asked else None
-            line.append(number(share))
-        cells.append(line)
-    return cells
-
-
-def _constant_cells(comparison: Comparison) -> list[list[str]]:
-    """The constants that were found."""
-    if not any(column.facts for column in comparison.columns):
-        return []
-    names = {"prefill_ms": "best prefill constant", "decode_ms": "best decode constant"}
-    return [
-        [name, "ms", *(number(column.facts.get(key)) for column in comparison.columns)]
-        for key, name in names.items()
-    ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +14,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from passtime import comparison
 from passtime.comparison import Comparison, compare, with_companions
+from passtime.comparison_drawing import colours
+from passtime.comparison_table import comparison_tables
 from passtime.errors import InputError
 from passtime.profiles.document import load_profile, save_profile
 from passtime.sched.config import EngineConfig, ExternalConfig, FixedConfig, LaunchConfig
 from passtime.sched.replay.metrics import Slo
+from passtime.sched.simulate import ReplayOptions
 from passtime.sched.workload.synthetic import SyntheticLoad, synthetic
+from passtime.tables import number
 from passtime.timing_spec import BestConstants, EngineTiming, parse_timing
 
 ENGINE: dict[str, Any] = {
@@ -195,13 +200,27 @@ def test_an_engine_on_a_profile_equals_the_profile(profile: Path) -> None:
     assert constants.label == "fixed:from=config"
 
 
-def test_the_table_says_how_much_was_beyond_the_measured_range(
+def test_the_comparison_says_how_much_was_beyond_the_measured_range(
     passtime: Command, engine: Path, profile: Path
 ) -> None:
     ran = passtime("compare", "--engine", engine, *LOAD, "--timing", profile)
     assert ran.code == 0
     for tag in ("inside", "held", "extrapolated"):
-        assert f"queries {tag}" in ran.out
+        assert f"queries {tag}, %" in ran.out
+    assert "Queries outside the measured range: " in ran.out
+    assert "% of those to small-gpu (" in ran.out
+
+
+def test_a_profile_asked_within_its_range_needs_no_word_about_it() -> None:
+    (column, *_) = compared("polynomial", "fixed:1,1").columns
+    inside = dataclasses.replace(column, coverage={"inside": 996, "held": 3, "extrapolated": 1})
+    outside = dataclasses.replace(column, coverage={"inside": 980, "held": 15, "extrapolated": 5})
+    assert Comparison(columns=(inside, inside)).caveats() == []
+    (sentence,) = Comparison(columns=(inside, outside)).caveats()
+    assert sentence == (
+        "Queries outside the measured range: 2.0 % of those to polynomial "
+        "(0.5 % by a factor of more than 4)."
+    )
 
 
 # --- The sentence -------------------------------------------------------------------------------
@@ -233,6 +252,25 @@ def test_the_sentence_names_the_widest_gap_and_its_direction() -> None:
             assert _ratio(difference) <= _ratio(parting.percent) * (1 + 1e-12)
 
 
+def test_nothing_completed_is_no_agreement() -> None:
+    found = compared("fixed:30,20", "fixed:60,40", options=ReplayOptions(max_sim_time_ms=0.0))
+    assert found.verdict().startswith("No request completed under any model")
+
+
+def test_requests_that_are_missing_are_told() -> None:
+    found = compared("fixed:1,1", "fixed:900,500", options=ReplayOptions(max_sim_time_ms=9000.0))
+    (sentence,) = found.caveats()
+    completed = values(found, "completed_requests")
+    arrived = [column.counts["arrived_requests"] for column in found.columns]
+    assert completed[0] == arrived[0]
+    assert completed[1] is not None
+    assert sentence == (
+        "Requests that did not complete are in no figure: "
+        f"{arrived[1] - int(completed[1])} of {arrived[1]} under fixed:900,500."
+    )
+    assert found.document({}).caveats == [sentence]
+
+
 def _ratio(percent: float) -> float:
     ratio = 1 + percent / 100
     return max(ratio, 1 / ratio)
@@ -258,6 +296,42 @@ def test_constants_hide_what_grows_with_the_batch() -> None:
     assert float(hidden[1]) > 20.0
 
 
+# --- The table ----------------------------------------------------------------------------------
+
+
+def rendered(found: Comparison, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    for table in comparison_tables(found, width=width):
+        console.print(table, "")
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_figure_is_folded_or_cut_however_narrow_the_terminal(width: int) -> None:
+    """Models that do not fit side by side stand in a table of their own, each once."""
+    found = compared("fixed:30,20", "polynomial", "fixed:from=polynomial", "fixed:9000,400")
+    lines = rendered(found, width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    figures = [
+        line.split("┃" if "metric" in line else "│")[1:] for line in lines if "p99 E2E" in line
+    ]
+    shown = [cell.split()[0] for row in figures for cell in row]
+    assert shown == [number(value) for value in values(found, "p99_e2e_latency_ms")]
+
+
+def test_wide_enough_is_one_table() -> None:
+    lines = rendered(compared("fixed:30,20", "polynomial", "fixed:from=polynomial"), 80)
+    assert sum(line.startswith("metric") for line in lines) == 1
+
+
+def test_constants_stand_only_where_there_are_some() -> None:
+    lines = rendered(compared("fixed:30,20", "polynomial", "fixed:from=polynomial"), 50)
+    tables = "\n".join(lines).split("\n\n")
+    assert [("best decode constant" in table) for table in tables] == [False, False, True]
+
+
 # --- The command --------------------------------------------------------------------------------
 
 LOAD = ("--workload", "conversation", "--num-prompts", 12, "--request-rate", 4)
@@ -267,7 +341,7 @@ MODELS = ("--timing", "polynomial", "--timing", "fixed:from=polynomial")
 def test_the_table_shows_models_units_and_differences(passtime: Command, engine: Path) -> None:
     ran = passtime("compare", "--engine", engine, *LOAD, *MODELS)
     assert ran.code == 0
-    for words in ("constants of polynomial", "p99 TTFT", "tokens/s", " %)", "best decode constant"):
+    for words in ("constants of polynomial", "p99 TTFT, ms", "tokens/s", " %", "decode constant"):
         assert words in ran.out
     assert ran.out.rstrip().splitlines()[-1].startswith("Constants ")
     assert "12 requests under 2 models" in ran.err
@@ -309,6 +383,42 @@ def test_the_page_is_one_file_and_always_the_same(
     assert "p99 TTFT" in page
     assert "Constants " in page
     assert not re.findall(r'(?:src|href)="(?!#)', page)  # nothing is loaded from anywhere
+    assert "12 requests (conversation, 4 per second)" in page
+    assert "&quot;num_gpu_blocks&quot;: 2000" in page  # everything that was asked for
+
+
+def test_a_page_without_a_single_sample_says_so(
+    passtime: Command, engine: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "page.html"
+    ran = passtime(
+        "compare", "--engine", engine, *LOAD, *MODELS, "--max-sim-time-ms", 0, "--html", target
+    )
+    assert ran.code == 0
+    page = target.read_text()
+    assert page.count("no samples") == 4
+    assert "No request completed" in page
+    assert '<ul class="caveats">' in page
+
+
+def test_names_on_a_page_are_text(passtime: Command, engine: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = {"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [1]}
+    trace = tmp_path / "<b>.jsonl"
+    trace.write_text(json.dumps(row))
+    target = tmp_path / "page.html"
+    ran = passtime("compare", "--engine", engine, "--trace", trace, *MODELS, "--html", target)
+    assert ran.code == 0
+    page = target.read_text()
+    assert "1 request of &lt;b&gt;.jsonl" in page
+    assert "<b>" not in page
+
+
+def test_constants_are_drawn_in_the_colour_of_their_model() -> None:
+    found = compared("polynomial", "fixed:30,20", "fixed:from=polynomial")
+    model, other, constants = colours(found)
+    assert constants == model != other
 
 
 def test_a_page_without_matplotlib_is_refused_before_any_work(
@@ -338,10 +448,3 @@ def test_a_whole_trace_under_two_models_and_their_constants_takes_seconds(
     assert time.process_time() - started < 60.0  # 5 s measured
     columns = json.loads(ran.out)["columns"]
     assert [column["counts"]["completed_requests"] for column in columns] == [19366] * 5
-
-
-def test_parsing_loads_no_numbers() -> None:
-    """``passtime --help`` should not wait for numpy."""
-    program = "import sys, passtime.commands.compare, passtime.commands.simulate\n"
-    program += "sys.exit('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

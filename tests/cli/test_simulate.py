@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ENGINE = {
+from passtime import simulation
+
+ENGINE: dict[str, Any] = {
     "backend": "vllm",
     "block_size": 16,
     "num_gpu_blocks": 500,
@@ -398,6 +404,22 @@ def test_flags_of_a_synthetic_load_are_refused_with_a_trace(
     assert "--seed goes with --workload only" in ran.err
 
 
+def test_an_input_given_twice_is_refused(passtime: Command, engine: Path) -> None:
+    """Whoever names two files, or two models, does not want one of them ignored."""
+    for flags in (("--engine", engine), ("--timing", "polynomial", "--timing", "config")):
+        ran = passtime("simulate", "--engine", engine, *CONSTANT, *flags)
+        assert ran.code == 2
+        assert f"argument {flags[0]}: given twice" in ran.err
+
+
+def test_bounds_of_two_flags_hold_together(passtime: Command, engine: Path) -> None:
+    one = report_of(passtime, "--engine", engine, *CONSTANT, "--goodput", "ttft:500", "tpot:50")
+    two = report_of(
+        passtime, "--engine", engine, *CONSTANT, "--goodput", "ttft:500", "--goodput", "tpot:50"
+    )
+    assert two == one
+
+
 # --- The engine file ----------------------------------------------------------------------------
 
 
@@ -412,7 +434,7 @@ def test_launch_form_and_bare_engine_are_both_read(
 
 
 def test_unknown_timing_keys_are_warned_about(passtime: Command, engine: Path) -> None:
-    timing = {**ENGINE["timing_model"], "colour": "red"}  # type: ignore[dict-item]
+    timing = {**ENGINE["timing_model"], "colour": "red"}
     engine.write_text(json.dumps({**ENGINE, "timing_model": timing}))
     ran = passtime("simulate", "--engine", engine, *CONSTANT)
     assert ran.code == 0
@@ -423,6 +445,9 @@ def test_unknown_timing_keys_are_warned_about(passtime: Command, engine: Path) -
     ("text", "message"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"num_gpu_blocks": 4, "num_gpu_blocks": 8}', "key 'num_gpu_blocks' is given twice"),
+        ('{"speedup_ratio": NaN}', "speedup_ratio must be finite"),
         ("[]", "expected a JSON object"),
         ('{"blocksize": 4}', "unknown key"),
         ('{"num_gpu_blocks": 0}', "num_gpu_blocks must be positive"),
@@ -457,10 +482,75 @@ def test_a_run_that_cannot_finish_is_no_success(
     assert ran.out == ""
 
 
-def test_a_file_that_cannot_be_written_is_named(
-    passtime: Command, engine: Path, tmp_path: Path
+@pytest.mark.parametrize("flag", ["-o", "--per-request", "--write-trace"])
+def test_a_file_that_cannot_be_written_is_named_before_any_work(
+    passtime: Command, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
 ) -> None:
-    target = tmp_path / "absent" / "report.json"
-    ran = passtime("simulate", "--engine", engine, *CONSTANT, "-o", target)
+    monkeypatch.setattr(simulation, "simulate", lambda *_: pytest.fail("it ran"))
+    for target, fault in (
+        (tmp_path / "absent" / "out", f"there is no folder {tmp_path / 'absent'}"),
+        (tmp_path, "it is a folder"),
+    ):
+        ran = passtime("simulate", "--engine", engine, *CONSTANT, flag, target)
+        assert ran.code == 2
+        assert f"{target}: cannot be written: {fault}" in ran.err
+
+
+def test_two_outputs_need_two_names(passtime: Command, engine: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    ran = passtime("simulate", "--engine", engine, *CONSTANT, "-o", target, "--per-request", target)
     assert ran.code == 2
-    assert f"{target}: cannot be written" in ran.err
+    assert f"{target}: cannot be written: two outputs have this name" in ran.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_reader_that_leaves_is_no_fault(
+    engine: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """``passtime simulate … | head -1``, with a reader that is gone before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = ("simulate", "--engine", engine, *CONSTANT, *flags)
+    ran = subprocess.run(
+        [sys.executable, "-m", "passtime", *map(str, argv)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert ran.returncode == 0
+    assert ran.stderr.count("\n") <= 1  # at most the line about the time taken
+    assert "Error" not in ran.stderr
+
+
+@pytest.mark.parametrize("colour", [{"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}])
+def test_a_table_keeps_within_the_columns_it_is_given(
+    passtime: Command, engine: Path, monkeypatch: pytest.MonkeyPatch, colour: dict[str, str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, value in colour.items():
+        monkeypatch.setenv(name, value)
+    ran = passtime("simulate", "--engine", engine, *CONSTANT)
+    text = re.sub("\x1b\\[[0-9;]*m", "", ran.out)
+    assert max(map(len, text.splitlines())) <= 80
+    assert ("\x1b[" in ran.out) == ("FORCE_COLOR" in colour)
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_help_waits_for_no_numbers(command: str) -> None:
+    """Not for those of another command either: the parser knows them all."""
+    program = f"""
+import sys
+from passtime.cli import main
+try:
+    main([{command!r}, "--help"])
+except SystemExit:
+    print(sorted({{"numpy", "scipy", "rich", "msgspec", "torch"}} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines()[-1] == "[]"
+    for form in ("--engine E.json | --prefill-engine P.json", "--timing SPEC"):
+        assert form in ran.stdout

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from passtime.replay_flags import USAGE, add_replay_arguments
+from passtime.replay_flags import USAGE, add_replay_arguments, refuse_unwritable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.html is not None:
         require_matplotlib()
+    refuse_unwritable(args, ("html", "output"))
     inputs = replay_inputs(args)
     for note in inputs.notes:
         print(f"passtime compare: {note}", file=sys.stderr)
@@ -57,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
         slo=inputs.slo,
     )
     seconds = time.perf_counter() - started
-    document = comparison.document({**inputs.echo, "timing": args.timing}).to_json()
+    echo = {**inputs.echo, "timing": args.timing}
+    document = comparison.document(echo).to_json()
     if args.output is not None:
         replace_file(Path(args.output), document)
     if args.html is not None:
-        replace_file(Path(args.html), page(comparison).encode())
+        replace_file(Path(args.html), page(comparison, echo).encode())
     if args.json:
         sys.stdout.write(document.decode())
     else:

@@ -29,7 +29,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from passtime.replay_flags import USAGE, Once, add_replay_arguments
+from passtime.replay_flags import USAGE, Once, add_replay_arguments, refuse_unwritable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from passtime.simulation import goodput_sentence, simulate
     from passtime.tables import latency_table, run_table, stdout_console
 
+    refuse_unwritable(args, ("per_request", "write_trace", "output"))
     inputs = replay_inputs(args)
     for note in inputs.notes:
         print(f"passtime simulate: {note}", file=sys.stderr)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"passtime simulate: {sentence}", file=sys.stderr)
     else:
         console = stdout_console()
-        console.print(latency_table(document, inputs.percentiles))
+        console.print(latency_table(document, inputs.percentiles), "")
         console.print(run_table(document))
         if sentence is not None:
             console.print(sentence, highlight=False)
