@@ -2,7 +2,8 @@
 
 A throttle may last a few milliseconds between two questions, so besides the reasons of the moment
 the counters of time spent throttled are read, and any that moved counts as a reason. A machine
-without NVML is measured all the same; every visit then carries the flag ``no_nvml``.
+without NVML is measured all the same; every visit then carries the flag ``no_nvml``, and a GPU on
+which others compute too gives visits the flag ``shared``.
 """
 
 from __future__ import annotations
@@ -109,11 +110,19 @@ class Watch:
             temperature_c=self._ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
             power_w=None if milliwatts is None else milliwatts / 1000,
             reasons=reasons,
+            flags=("shared",) if self._others() else (),
         )
         with self._lock:
             self._latest = latest
             self._reasons |= reasons | moved
             self._counted = counted
+
+    def _others(self) -> bool:
+        """Whether more processes compute there than this one.
+
+        They are counted, not compared: in a container NVML's process ids are not ours.
+        """
+        return len(self._ask("nvmlDeviceGetComputeRunningProcesses", self._handle) or ()) > 1
 
     def _ask(self, question: str, *arguments: Any) -> Any:
         """NVML's answer; None where this board or driver does not know."""

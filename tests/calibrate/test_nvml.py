@@ -27,6 +27,7 @@ class FakeNvml(SimpleNamespace):
             reasons=0,
             fields={POWER_INSTANT: 350_500, 74: 10, 270: 7},
             unknown=set(),
+            processes=["ours"],
             started=0,
             refreshed=threading.Event(),
         )
@@ -52,6 +53,9 @@ class FakeNvml(SimpleNamespace):
         if "temperature" in self.unknown:
             raise FakeNvmlError("Not Supported")
         return 55
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[str]:
+        return list(self.processes)
 
     def nvmlDeviceGetFieldValues(self, handle: str, ids: list[int]) -> list[Any]:
         self.refreshed.set()
@@ -115,6 +119,13 @@ def test_a_counter_that_moved_is_a_reason(nvml: FakeNvml) -> None:
     nvml.fields = nvml.fields | {270: 8}
     refresh(nvml)
     assert watch.telemetry().reasons & DISTURBED == HW_THERMAL
+    watch.close()
+
+
+def test_another_process_on_the_gpu_is_flagged(nvml: FakeNvml) -> None:
+    nvml.processes = ["ours", "another's"]
+    watch = Watch("GPU-1", interval_s=10)
+    assert watch.telemetry().flags == ("shared",)
     watch.close()
 
 
