@@ -23,6 +23,9 @@ Value: TypeAlias = float | int | str | None
 # Keys that every report has; a percentile that is asked for has a key of its own, p50 too.
 STANDARD_PERCENTILES = {"median": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
+# What people are shown who ask for none.
+DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
+
 
 class Report(Struct, frozen=True, kw_only=True):
     """The document that a simulation leaves. Equal inputs and seed give equal bytes.

@@ -17,7 +17,13 @@ from passtime.profiles.predict import HELD
 from passtime.recording import CoveredModel, Recording, record
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.replay.outcome import Outcome
-from passtime.sched.replay.report import Value, counts, percentile_key, summary
+from passtime.sched.replay.report import (
+    DEFAULT_PERCENTILES,
+    Value,
+    counts,
+    percentile_key,
+    summary,
+)
 from passtime.sched.simulate import ReplayOptions
 from passtime.sched.workload.rows import Workload
 from passtime.timing_spec import (
@@ -123,7 +129,7 @@ class Comparison:
     """Columns in the order of the command line; differences are to the first."""
 
     columns: tuple[Column, ...]
-    percentiles: tuple[float, ...] = (50.0, 90.0, 99.0)
+    percentiles: tuple[float, ...] = DEFAULT_PERCENTILES
     slo: Slo | None = None
 
     @property
@@ -300,7 +306,7 @@ def compare(
     specs: Sequence[str],
     options: ReplayOptions | None = None,
     *,
-    percentiles: Sequence[float] = (50.0, 90.0, 99.0),
+    percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     slo: Slo | None = None,
 ) -> Comparison:
     """Replay ``workload`` under every model of ``specs``, and under what belongs to them.

@@ -8,9 +8,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from passtime.sched.replay.report import Report, Value, percentile_key
-
-DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
+from passtime.sched.replay.report import DEFAULT_PERCENTILES, Report, Value, percentile_key
 
 ABSENT = "–"
 

@@ -537,6 +537,24 @@ def test_a_table_keeps_within_the_columns_it_is_given(
     assert ("\x1b[" in ran.out) == ("FORCE_COLOR" in colour)
 
 
+@pytest.mark.parametrize(
+    ("command", "models"),
+    [("simulate", ()), ("compare", ("--timing", "polynomial", "--timing", "config"))],
+)
+def test_a_document_needs_no_table(engine: Path, command: str, models: tuple[str, ...]) -> None:
+    argv = [command, "--engine", str(engine), *map(str, CONSTANT), *models, "--json"]
+    program = f"""
+import sys
+from passtime.cli import main
+assert main({argv!r}) == 0
+print(sorted({{"rich", "scipy", "matplotlib", "torch"}} & set(sys.modules)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_help_waits_for_no_numbers(command: str) -> None:
     """Not for those of another command either: the parser knows them all."""

@@ -37,14 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, print, write."""
     from passtime.comparison import compare, render
-    from passtime.comparison_page import page, require_matplotlib
     from passtime.replay_inputs import replay_inputs
+    from passtime.sched.replay.report import DEFAULT_PERCENTILES
     from passtime.sched.workload.files import replace_file
-    from passtime.tables import DEFAULT_PERCENTILES, stdout_console
 
-    if args.html is not None:
-        require_matplotlib()
     refuse_unwritable(args, ("html", "output"))
+    if args.html is not None:
+        from passtime.comparison_page import page, require_matplotlib
+
+        require_matplotlib()
     inputs = replay_inputs(args)
     for note in inputs.notes:
         print(f"passtime compare: {note}", file=sys.stderr)
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(document.decode())
     else:
+        from passtime.tables import stdout_console
+
         render(comparison, stdout_console())
     print(
         f"passtime compare: {len(inputs.workload)} requests under "

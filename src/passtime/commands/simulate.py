@@ -54,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from passtime.sched.workload.files import replace_file
     from passtime.sched.workload.mooncake import write_mooncake
     from passtime.simulation import goodput_sentence, simulate
-    from passtime.tables import latency_table, run_table, stdout_console
 
     refuse_unwritable(args, ("per_request", "write_trace", "output"))
     inputs = replay_inputs(args)
@@ -79,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         if sentence is not None:
             print(f"passtime simulate: {sentence}", file=sys.stderr)
     else:
+        from passtime.tables import latency_table, run_table, stdout_console
+
         console = stdout_console()
         console.print(latency_table(document, inputs.percentiles), "")
         console.print(run_table(document))
