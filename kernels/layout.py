@@ -119,6 +119,6 @@ def lay_out(
     )
 
 
-def padded_to(rows: int, sizes: Sequence[int] | None) -> int:
-    """``rows``, or the next captured size; nothing is padded past the largest or without sizes."""
-    return min((size for size in sizes or () if size >= rows), default=rows)
+def padded_to(rows: int, sizes: Sequence[int]) -> int:
+    """The next captured size; ``rows`` themselves past the largest, or without sizes."""
+    return min((size for size in sizes if size >= rows), default=rows)

@@ -62,7 +62,6 @@ POLICY: Mapping[str, Any] = {
     "attention": "causal",
     "clock": "cuda_events",
     "page_tokens": PAGE_TOKENS,
-    "padding": "none: a graph for every batch",
     "all_reduce": "not measured",
 }
 
@@ -144,11 +143,13 @@ class GpuRunner:
         seed: int = 0,
         layers: int | None = None,
         operators: Operators | None = None,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
         """Draw the weights and fill a pool of pages that holds each of ``batches`` alone.
 
-        ``layers`` is the height of the stack, :func:`measured_layers` if None. OutOfDeviceMemory
-        if the stack does not fit.
+        ``layers`` is the height of the stack, :func:`measured_layers` if None. ``graph_sizes``
+        pads pure decodes up to the next of them, as an engine with captured sizes does; none
+        gives every batch a graph of its own size. OutOfDeviceMemory if the stack does not fit.
         """
         from passtime.calibrate.graphs import device_faults
         from passtime.kernels.operators import TimedOperators
@@ -159,6 +160,7 @@ class GpuRunner:
         self.graphs = graphs
         self.operators: Operators = operators or TimedOperators.on(graphs.device)
         self.kernel_hash: str | None = kernel_hash()
+        self.graph_sizes = sorted(graph_sizes)
         self._watch = watch
         self._seed = seed
         self.facts = self._completed(facts)
@@ -190,6 +192,7 @@ class GpuRunner:
             **POLICY,
             "dtype": self.model.dtype,
             "measured_layers": self.layers,
+            "graph_sizes": self.graph_sizes,
             "operators": self.operators.names,
             "tiles": repr(self.operators.tiles),
             "weights": "N(0, 0.02)",
@@ -314,10 +317,8 @@ class GpuRunner:
         weights, pages = self._weights.first(layers), self.pages[:layers]
         run_pass(self.model, weights, pages, inputs, operators or self.operators)
 
-    def inputs(
-        self, batch: Batch, *, rotation: int = 0, graph_sizes: Sequence[int] | None = None
-    ) -> PassInputs:
-        """Random token ids for ``batch`` on the pages of a rotation, padded to a captured size."""
+    def inputs(self, batch: Batch, *, rotation: int = 0) -> PassInputs:
+        """Random token ids for ``batch`` on the pages of a rotation."""
         from passtime.kernels.inputs import pass_inputs
 
         tables = permuted_tables(
@@ -327,12 +328,12 @@ class GpuRunner:
             rotation=rotation,
             seed=self._seed,
         )
-        rows = sum(new for new, _ in batch.prefill) + len(batch.decode)
+        padded = None if batch.prefill else padded_to(len(batch.decode), self.graph_sizes)
         layout = lay_out(
             batch,
             tables,
             page_tokens=PAGE_TOKENS,
-            padded_rows=padded_to(rows, graph_sizes),
+            padded_rows=padded,
             padding_slot=(self.page_count - 1) * PAGE_TOKENS,
         )
         draw = np.random.default_rng([self._seed, rotation])

@@ -187,6 +187,15 @@ def test_token_ids_vary_and_depend_on_the_seed_alone() -> None:
     assert not torch.equal(ids[0], ids[2])
 
 
+def test_pure_decodes_are_padded_to_captured_sizes_where_the_engine_has_some() -> None:
+    device = runner(graph_sizes=[8, 4])
+    assert device.policy["graph_sizes"] == [4, 8]
+    assert device.inputs(DECODE).layout.rows == 4
+    assert device.inputs(MIXED).layout.rows == 5 + 3 + 2, "a pass with prompts has no such graph"
+    assert runner().inputs(DECODE).layout.rows == 1
+    assert device.replay(device.prepare(DECODE), 1) > 0
+
+
 # --- Limits --------------------------------------------------------------------------------------
 
 

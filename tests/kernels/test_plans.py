@@ -112,7 +112,7 @@ def test_table_widths_are_aligned() -> None:
 @pytest.mark.parametrize(("rows", "padded"), [(1, 1), (3, 4), (8, 8), (9, 9)])
 def test_rows_are_padded_to_the_next_captured_size(rows: int, padded: int) -> None:
     assert padded_to(rows, [1, 2, 4, 8]) == padded
-    assert padded_to(rows, None) == rows
+    assert padded_to(rows, []) == rows
 
 
 # --- Attention plans -----------------------------------------------------------------------------
