@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from passtime.sched.contract import Admission, ForwardPassMetrics, PressureEvent, RequestId
+from passtime.sched.moments import variance
 from passtime.sched.timing import PassShape
 from passtime.sched.vllm.requests import RequestState
 
@@ -70,13 +71,15 @@ class ScheduledPass:
         """The whole pass for a model that asks for it; ``decodes`` get a token in this pass.
 
         A decode item is one of ``decodes`` that computed no prompt token and at most one token;
-        every other item that computed something is a prefill item, recomputation included.
+        every other item that computed something is a prefill item, recomputation included. On a
+        decode worker, where prefill is free, all of ``decodes`` are decode items (V-61, V-62).
         """
         kv_lengths: list[int] = []
         decoding: set[RequestId] = set()
         for request in decodes:
             item = self.items.get(request.request_id)
-            if item is None or (item.prompt_new == 0 and item.used <= 1):
+            one_step = item is None or (item.prompt_new == 0 and item.used <= 1)
+            if one_step or not self.counts_prefill:
                 decoding.add(request.request_id)
                 kv_lengths.append(request.length)
         requests = new_tokens = prefix_tokens = pairs = 0
@@ -114,11 +117,3 @@ class ScheduledPass:
             sum_decode_kv_tokens=sum(item.length for item in decodes),
             var_decode_kv_tokens=variance([item.length for item in decodes]),
         )
-
-
-def variance(values: list[int]) -> float:
-    """Population variance; 0 of nothing (C-23)."""
-    if not values:
-        return 0.0
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values)

@@ -19,11 +19,11 @@ from passtime.sched.contract import (
     Stored,
     StoredBlock,
 )
+from passtime.sched.moments import variance
 from passtime.sched.vllm.blocks import BlockCopy, BlockPool
 from passtime.sched.vllm.handoff import DestinationTable, SourceTable
 from passtime.sched.vllm.policy import Policy, TrtllmPolicy, VllmPolicy
 from passtime.sched.vllm.requests import Block, RequestState, RequestStatus
-from passtime.sched.vllm.scheduled import variance
 
 
 class RankState:
