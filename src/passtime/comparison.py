@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -308,11 +308,13 @@ def compare(
     *,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
     slo: Slo | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Replay ``workload`` under every model of ``specs``, and under what belongs to them.
 
     A profile brings its best constants along, and its ``@pass`` column if it was fitted on mixed
-    passes too. Raises InputError if fewer than two models come together.
+    passes too. ``progress`` gets the name of each model before it is replayed. Raises InputError
+    if fewer than two models come together.
     """
     asked = with_companions([parse_timing(text) for text in specs], deployment)
     if len(asked) < 2:
@@ -324,6 +326,8 @@ def compare(
     runs = _Runs(workload, deployment, options or ReplayOptions())
     columns = []
     for spec in asked:
+        if progress is not None:
+            progress(spec.title)
         outcome, facts, coverage = runs.run(spec)
         columns.append(
             Column(

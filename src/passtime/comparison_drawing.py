@@ -68,8 +68,14 @@ def drawing(comparison: Comparison) -> str:
 def _panel(panel: Axes, comparison: Comparison, found: list[Distribution]) -> None:
     curves = [_curve(distribution) for distribution in found]
     columns = zip(curves, comparison.columns, colours(comparison), strict=True)
-    for (places, latencies), column, colour in columns:
-        panel.plot(places, latencies, color=colour, linestyle="--" if column.is_constants else "-")
+    for index, ((places, latencies), column, colour) in enumerate(columns):
+        panel.plot(
+            places,
+            latencies,
+            color=colour,
+            linestyle="--" if column.is_constants else "-",
+            linewidth=max(1.2, 3.2 - 0.6 * index),  # equal curves: the first shows on both sides
+        )
     drawn = np.concatenate([latencies for _, latencies in curves])
     drawn = drawn[drawn > 0]
     if not drawn.size:

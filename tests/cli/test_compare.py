@@ -63,6 +63,12 @@ def test_columns_stand_in_the_order_they_were_given() -> None:
     assert [column.label for column in found.columns] == ["polynomial", "fixed:30,20", "config"]
 
 
+def test_each_model_is_told_before_it_is_replayed() -> None:
+    told: list[str] = []
+    found = compared("polynomial", "fixed:from=polynomial", progress=told.append)
+    assert told == found.titles
+
+
 def test_every_column_is_a_replay_of_its_own() -> None:
     found = compared("fixed:30,20", "fixed:60,40")
     slow = values(found, "mean_itl_ms")

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         inputs.options,
         percentiles=inputs.percentiles or DEFAULT_PERCENTILES,
         slo=inputs.slo,
+        progress=_say_model if sys.stderr.isatty() else None,
     )
     seconds = time.perf_counter() - started
     echo = {**inputs.echo, "timing": args.timing}
@@ -77,3 +78,7 @@ def run(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _say_model(title: str) -> None:
+    print(f"passtime compare: replaying under {title}", file=sys.stderr)
