@@ -7,11 +7,9 @@ common if all trace blocks up to its last token are equal, whatever the sizes of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from passtime.sched.lockstep.steps import SteppedSequence
-
-Key = int | tuple[int, ...]
+from passtime.sched.lockstep.steps import Key, SteppedSequence
 
 
 class Node:
@@ -79,6 +77,7 @@ class Content:
         row = sequence.row
         sequence.block_ids = (row,) if self._prompts is None else tuple(self._prompts[row])
         sequence.prompt_pages = sequence.prompt_tokens // self._page_tokens
+        sequence.first_key = self.key(sequence, 0)
 
     def key(self, sequence: SteppedSequence, page: int) -> Key:
         """What a child is found by: the trace blocks of its first page, or whose output it is."""
@@ -124,10 +123,3 @@ class Content:
         if self._prompts is None or tokens > sequence.prompt_tokens:
             return sequence.row
         return tuple(sequence.block_ids[: -(-tokens // self._block_tokens)])
-
-
-def path_of(node: Node) -> Iterator[Node]:
-    """``node`` and its ancestors without the root."""
-    while node.parent is not None:
-        yield node
-        node = node.parent

@@ -5,10 +5,26 @@ Amounts called pages are pages, all others tokens. A sequence owns ceil(computed
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from passtime.sched.lockstep.steps import SteppedSequence
+
+if TYPE_CHECKING:
+    from passtime.sched.lockstep.edges import Node
+
+Edge: TypeAlias = "tuple[Node, int]"
+"""A node of the tree, and the page up to which a sequence agrees with it."""
+
+
+class Match(NamedTuple):
+    """A cached prefix: its tokens, and the edges that hold it."""
+
+    tokens: int
+    edges: Sequence[Edge]
+
+
+NO_MATCH = Match(0, ())
 
 
 class PagePool(Protocol):
@@ -26,12 +42,15 @@ class PagePool(Protocol):
         """A request arrived."""
         ...
 
-    def peek(self, sequence: SteppedSequence, end: int) -> int:
-        """Cached prefix of the first ``end`` tokens, in tokens; changes nothing (S-14)."""
+    def match(self, sequence: SteppedSequence, end: int) -> Match:
+        """The cached prefix of the first ``end`` tokens; changes nothing (S-14)."""
         ...
 
-    def acquire(self, sequence: SteppedSequence, *, end: int, prefix: int) -> int | None:
-        """Open a lease for the first ``end`` tokens: the matched prefix, or None (S-21)."""
+    def acquire(self, sequence: SteppedSequence, match: Match, end: int) -> bool:
+        """Open a lease for the first ``end`` tokens, after ``match``, if there is room (S-21).
+
+        Nothing has changed since that match.
+        """
         ...
 
     def extend(self, sequence: SteppedSequence, *, end: int) -> bool:
@@ -87,13 +106,13 @@ class CountedPages:
     def enter(self, sequence: SteppedSequence) -> None:
         """Nothing to remember."""
 
-    def peek(self, sequence: SteppedSequence, end: int) -> int:
+    def match(self, sequence: SteppedSequence, end: int) -> Match:
         """Nothing is found."""
-        return 0
+        return NO_MATCH
 
-    def acquire(self, sequence: SteppedSequence, *, end: int, prefix: int) -> int | None:
+    def acquire(self, sequence: SteppedSequence, match: Match, end: int) -> bool:
         """Take all pages anew."""
-        return 0 if self._grow(-(-end // self.page_tokens)) else None
+        return self._grow(-(-end // self.page_tokens))
 
     def extend(self, sequence: SteppedSequence, *, end: int) -> bool:
         """Take the pages that are missing."""

@@ -12,11 +12,12 @@ Ages are numbers: pass, phase of the pass (admission, step, completions), place 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from passtime.sched.lockstep.edges import Content, Node, path_of
+from passtime.sched.lockstep.edges import Content, Node
+from passtime.sched.lockstep.pages import NO_MATCH, Edge, Match
 from passtime.sched.lockstep.steps import NEVER, StepDecodes, SteppedSequence
 
 _PHASE_BITS = 40
@@ -51,16 +52,14 @@ class RadixPages:
         self._root = Node(None, (), (), -1, 0, 0, 0)
         self._candidates: list[tuple[int, int, Node]] = []
         self._entries = count()
-        self._phase = 0
-        self._ticks = count(1)
+        self._now = 0  # age of what happened last
         self._step = 0
         self._had_token = 0  # members of a lower order had their token of that step
 
     def at(self, pass_number: int, *, step_is_over: bool = False) -> None:
         """What follows happens in that pass: before, or after, the tokens of its step."""
         phase = _COMPLETIONS if step_is_over else _ADMISSION
-        self._phase = _phase_start(pass_number, phase)
-        self._ticks = count(1)
+        self._now = _phase_start(pass_number, phase)
         self._step = self._decodes.step
         self._had_token = _EVERYBODY if step_is_over else 0
 
@@ -71,23 +70,26 @@ class RadixPages:
 
     # --- Leases (S-21 … S-25) -------------------------------------------------------------------
 
-    def peek(self, sequence: SteppedSequence, end: int) -> int:
-        """Cached prefix of the first ``end`` tokens, in tokens; changes nothing (S-14)."""
-        edges = list(self._walk(sequence, end // self._page_tokens))
-        return edges[-1][1] * self._page_tokens if edges else 0
+    def match(self, sequence: SteppedSequence, end: int) -> Match:
+        """The cached prefix of the first ``end`` tokens; changes nothing (S-14)."""
+        size = self._page_tokens
+        if sequence.first_key not in self._root.children or end < size:
+            return NO_MATCH
+        edges = self._walk(sequence, end // size)
+        return Match(edges[-1][1] * size, edges)
 
-    def acquire(self, sequence: SteppedSequence, *, end: int, prefix: int) -> int | None:
-        """Open a lease for the first ``end`` tokens: the matched prefix, or None (S-21)."""
-        node = self._match_and_lock(sequence, prefix // self._page_tokens)
+    def acquire(self, sequence: SteppedSequence, match: Match, end: int) -> bool:
+        """Open a lease for the first ``end`` tokens, after ``match``, if there is room (S-21)."""
+        node = self._lock_match(match.edges)
         pages = -(-end // self._page_tokens) - node.end
         if pages > self.free + self.evictable:
             self._unlock(node)
-            return None
+            return False
         self.take(pages)
-        sequence.node = node
-        node.holders.append(sequence)
+        sequence.node = self._root
+        self._move(sequence, node)
         sequence.cached_pages = node.end
-        return node.end * self._page_tokens
+        return True
 
     def extend(self, sequence: SteppedSequence, *, end: int) -> bool:
         """Grow a lease to ``end`` tokens, if there is room (S-23)."""
@@ -111,9 +113,7 @@ class RadixPages:
         if new_node is not node:
             self._lock(new_node)
             self._unlock(node)
-            node.holders.remove(sequence)
-            new_node.holders.append(sequence)
-            sequence.node = new_node
+            self._move(sequence, new_node)
         sequence.cached_pages = end
 
     def finish(self, sequence: SteppedSequence, tokens: int) -> None:
@@ -132,7 +132,7 @@ class RadixPages:
         self._close(sequence, sequence.node)
 
     def _close(self, sequence: SteppedSequence, node: Node) -> None:
-        node.holders.remove(sequence)
+        self._move(sequence, self._root)
         self._unlock(node)
         sequence.publishes_from = NEVER
 
@@ -144,64 +144,81 @@ class RadixPages:
         return min(steps, member.last_step) + member.delta
 
     def _settle(self, node: Node) -> None:
-        """Bring the edges of members that hold ``node`` up to date, before anything changes it.
-
-        A member alone on a leaf lengthens it; otherwise its output hangs below as a leaf.
-        """
+        """Bring the edges of members that hold ``node`` up to date, before anything changes it."""
         for member in list(node.holders):
-            if member.publishes_from < 0:
-                continue
-            end = self._published_tokens(member) // self._page_tokens
-            if end <= member.cached_pages:
-                continue
-            if node.parent is not None and node.locks == 1 and not node.children:
-                self._append(node, member, end)
-            else:
-                leaf = self._new_child(node, member, member.cached_pages, end)
-                leaf.locks = 1
-                node.holders.remove(member)
-                leaf.holders.append(member)
-                member.node = leaf
-            member.cached_pages = end
+            self._settle_member(member)
+
+    def _settle_member(self, member: SteppedSequence) -> None:
+        """A member alone on a leaf lengthened it; otherwise its output hangs below as a leaf."""
+        if member.publishes_from < 0:
+            return
+        end = self._published_tokens(member) // self._page_tokens
+        if end <= member.cached_pages:
+            return
+        node = member.node
+        if node.parent is not None and node.locks == 1 and not node.children:
+            self._append(node, member, end)
+        else:
+            leaf = self._new_child(node, member, member.cached_pages, end)
+            leaf.locks = 1
+            self._move(member, leaf)
+        member.cached_pages = end
+
+    def _move(self, sequence: SteppedSequence, node: Node) -> None:
+        """A sequence's published prefix ends at another node.
+
+        The root keeps no list: what hangs below it is a leaf of its own, whenever it is settled.
+        """
+        if sequence.node.parent is not None:
+            sequence.node.holders.remove(sequence)
+        if node.parent is not None:
+            node.holders.append(sequence)
+        sequence.node = node
 
     def _catch_up(self, member: SteppedSequence) -> None:
         """A lease is about to end: settle what it published, and how it aged its path."""
         if member.publishes_from < 0:
             return
         self._settle(member.node)
+        self._settle_member(member)
         published = self._published_tokens(member)
         step = published - published % self._page_tokens - 1 - member.delta
         if step < member.publishes_from:
             return
         age = self._step_age(step, member.order)
-        for node in path_of(member.node):
-            node.age = max(node.age, age)
+        node = member.node
+        while node.parent is not None:
+            if node.age < age:
+                node.age = age
+            node = node.parent
 
     def _step_age(self, step: int, order: int) -> int:
         return _phase_start(self._step_passes[step], _STEP) + order
 
     # --- Looking up (S-14 … S-16) ---------------------------------------------------------------
 
-    def _walk(self, sequence: SteppedSequence, end: int) -> Iterator[tuple[Node, int]]:
+    def _walk(self, sequence: SteppedSequence, end: int) -> list[Edge]:
         """Edges along the first ``end`` pages, and how far each agrees."""
-        node, page = self._root, 0
+        edges: list[Edge] = []
+        content, node, page = self._content, self._root, 0
         while page < end:
-            child = node.children.get(self._content.key(sequence, page))
+            child = node.children.get(content.key(sequence, page))
             if child is None:
-                return
+                break
             if child.holders:
                 self._settle(child)
-            reached = self._content.agree(child, sequence, end)
-            yield child, reached
-            if reached < child.end:
-                return
-            node, page = child, reached
+            page = content.agree(child, sequence, end)
+            edges.append((child, page))
+            if page < child.end:
+                break
+            node = child
+        return edges
 
-    def _match_and_lock(self, sequence: SteppedSequence, end: int) -> Node:
-        """The node where the cached prefix of the first ``end`` pages ends, locked (S-15)."""
+    def _lock_match(self, edges: Sequence[Edge]) -> Node:
+        """The node where a matched prefix ends, locked (S-15)."""
         age = self._tick()
         node = self._root
-        for child, reached in list(self._walk(sequence, end)):
+        for child, reached in edges:
             if reached == child.end:
                 self._touch(child, age)
                 node = child
@@ -242,8 +259,10 @@ class RadixPages:
         self._settle(start)
         if age is None:
             age = self._tick()
-        for node in path_of(start):
+        node = start
+        while node.parent is not None:
             self._touch(node, age)
+            node = node.parent
         node = start
         while page < end:
             if self._may_grow(node, start):
@@ -295,20 +314,23 @@ class RadixPages:
     # --- Locks and ages (S-13, S-17) ------------------------------------------------------------
 
     def _lock(self, node: Node) -> None:
-        for member in path_of(node):
-            if member.locks == 0:
-                self.evictable -= member.end - member.start
-            member.locks += 1
+        while node.parent is not None:
+            if node.locks == 0:
+                self.evictable -= node.end - node.start
+            node.locks += 1
+            node = node.parent
 
     def _unlock(self, node: Node) -> None:
-        for member in path_of(node):
-            member.locks -= 1
-            if member.locks == 0:
-                self.evictable += member.end - member.start
-                self._consider(member)
+        while node.parent is not None:
+            node.locks -= 1
+            if node.locks == 0:
+                self.evictable += node.end - node.start
+                self._consider(node)
+            node = node.parent
 
     def _tick(self) -> int:
-        return self._phase + next(self._ticks)
+        self._now += 1
+        return self._now
 
     def _touch(self, node: Node, age: int) -> None:
         node.age = age
@@ -346,7 +368,7 @@ class RadixPages:
     def _remove(self, leaf: Node, feeds: Callable[[int], int] | None) -> None:
         parent = leaf.parent
         assert parent is not None, "the root is never evicted"
-        if parent.holders and parent is not self._root:  # below the root a leaf is a leaf anyway
+        if parent.holders:
             present = self._step
             if feeds is not None:  # in the step that needs this page, before its tokens
                 self._step += feeds(self.free - 1)
@@ -358,18 +380,14 @@ class RadixPages:
 
     def _consider(self, node: Node) -> None:
         """Queue ``node`` for eviction if it is an unlocked leaf."""
-        if self._is_candidate(node):
+        if node.locks == 0 and not node.children and node.parent is not None:
             heappush(self._candidates, (node.age, next(self._entries), node))
-
-    @staticmethod
-    def _is_candidate(node: Node) -> bool:
-        return node.parent is not None and not node.children and node.locks == 0
 
     def _oldest_leaf(self) -> Node | None:
         candidates = self._candidates
         while candidates:
             age, _, node = candidates[0]
-            if node.age == age and self._is_candidate(node):
+            if node.age == age and node.locks == 0 and not node.children and node.parent:
                 return node
             heappop(candidates)
         return None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-_DOUBTFUL = 1e-9  # of a sum of doubles: far more than their rounding errors can make
-
 
 class Room:
     """attainable − Σ min(remaining, clip) · ratio, less what was charged since.
@@ -27,7 +25,7 @@ class Room:
         self._each_reserved = each_reserved
         self._charged: list[int] = []
         self._estimate = attainable_tokens - reserved_tokens * ratio
-        self._margin = margin(attainable_tokens, reserved_tokens, ratio)
+        self._margin = margin(attainable_tokens, reserved_tokens * ratio)
 
     def exceeds(self, tokens: int) -> bool:
         """Whether the room is larger than ``tokens``."""
@@ -47,6 +45,6 @@ class Room:
         self._estimate -= tokens
 
 
-def margin(attainable_tokens: int, reserved_tokens: int, ratio: float) -> float:
+def margin(attainable_tokens: int, reserved: float) -> float:
     """How far the estimate of a room may be from the sum of doubles, generously."""
-    return _DOUBTFUL * (1.0 + reserved_tokens * ratio) + 1e-12 * attainable_tokens
+    return 1e-9 * (1.0 + reserved) + 1e-12 * attainable_tokens

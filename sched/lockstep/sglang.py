@@ -20,7 +20,7 @@ from passtime.sched.lockstep.durations import durations
 from passtime.sched.lockstep.pages import CountedPages, PagePool
 from passtime.sched.lockstep.radix import RadixPages
 from passtime.sched.lockstep.room import Room, margin
-from passtime.sched.lockstep.sglang_queue import Chunk, PrefillQueue
+from passtime.sched.lockstep.sglang_queue import Chunk, PrefillQueue, Wish
 from passtime.sched.lockstep.step_columns import StepColumns
 from passtime.sched.lockstep.steps import NEVER, StepDecodes, SteppedSequence
 from passtime.sched.replay.stalls import (
@@ -110,40 +110,44 @@ class SglangLockstepRank:
         self.rejected = self._queue.reject_overlong()
         if self._queue.sorts:
             self._queue.sort()
+        looks = bool(self.waiting) and len(self.running) < self._limits.max_num_seqs
+        wish = self._queue.wish() if looks else None
         if self._decodes.count and not (self.rejected or self._unpublished):
-            steps = self._quiet_steps()
+            steps = self._quiet_steps(looks, wish)
             if steps:
                 return self._stretch(steps, now_ms, until_ms)
-        return self._single_pass(now_ms)
+        return self._single_pass(wish, now_ms)
 
     # --- Stretches ------------------------------------------------------------------------------
 
-    def _quiet_steps(self) -> int:
-        """Steps up to the next completion, included, before which nobody can be admitted."""
-        decodes, pool, waiting = self._decodes, self.pool, self.waiting
+    def _quiet_steps(self, looks: bool, wish: Wish | None) -> int:
+        """Steps up to the next completion, included, before which nobody can be admitted.
+
+        ``looks``: there is a slot for the head of the queue, which would take ``wish``, or cannot
+        have anything (None).
+        """
+        decodes, pool, queue = self._decodes, self.pool, self._queue
         steps = decodes.steps_to_finish()
-        looks = bool(waiting) and len(self.running) < self._limits.max_num_seqs
+        if wish is not None:
+            steps = self._blocked_steps(wish.room, steps)
         room = pool.free
-        if not (waiting and (self._queue.sorts or (looks and self._queue.head_has_hits()))):
-            room += pool.evictable  # nobody minds what is evicted
-        if decodes.pages_needed(steps) > room:
+        if not (queue.order_minds_evictions() or (looks and queue.head_minds_evictions())):
+            room += pool.evictable
+        if decodes.may_need_more(steps, room) and decodes.pages_needed(steps) > room:
             steps = decodes.steps_within(room)
-        if not (looks and steps):
-            return steps
-        wish = self._queue.wish()
-        return steps if wish is None else self._blocked_steps(wish.room, steps)
+        return steps
 
     def _blocked_steps(self, tokens: int, steps: int) -> int:
         """How many of ``steps`` begin without room for the head, surely (S-37, S-38.3)."""
         decodes, size = self._decodes, self._page_tokens
         attainable = (self.pool.free + self.pool.evictable) * size
-        ratio = self._ratio.value
-        for index, reserved in zip(range(steps), decodes.reserved_ahead(), strict=False):
-            slack = margin(attainable, reserved, ratio)
-            if tokens < attainable - reserved * ratio + slack:
-                return index
-            attainable -= decodes.takers[(decodes.step + index) % size] * size
-            ratio = self._ratio.after_decay(ratio)
+        ratio, after_decay = self._ratio.value, self._ratio.after_decay
+        takers, first = decodes.takers, decodes.step
+        for step, reserved in enumerate(decodes.reserved_ahead(steps), first):
+            if tokens < attainable - reserved * ratio + margin(attainable, reserved * ratio):
+                return step - first
+            attainable -= takers[step % size] * size
+            ratio = after_decay(ratio)
         return steps
 
     def _stretch(self, steps: int, now_ms: float, until_ms: float) -> float:
@@ -182,10 +186,10 @@ class SglangLockstepRank:
 
     # --- One pass (S-28) ------------------------------------------------------------------------
 
-    def _single_pass(self, now_ms: float) -> float:
+    def _single_pass(self, wish: Wish | None, now_ms: float) -> float:
         """One pass with whatever happens in it."""
         number = len(self.ends_ms)
-        batch = self._admit(now_ms)
+        batch = self._admit(wish, now_ms) if wish is not None else []
         if batch:
             end_ms = now_ms + self._prefill(batch, number, now_ms)
         elif self.running:
@@ -211,14 +215,13 @@ class SglangLockstepRank:
 
     # --- Admission (S-37 … S-40) ----------------------------------------------------------------
 
-    def _admit(self, now_ms: float) -> list[Chunk]:
+    def _admit(self, wish: Wish, now_ms: float) -> list[Chunk]:
         """The prefill batch; who is through its prompt joins ``running``."""
         slots = self._limits.max_num_seqs - len(self.running)
-        if slots <= 0 or not self.waiting:
-            return []
         attainable = (self.pool.free + self.pool.evictable) * self._page_tokens
         reserved, ratio = self._decodes.reserved_tokens, self._ratio.value
-        batch = self._queue.take(Room(attainable, reserved, ratio, self._each_reserved), slots)
+        room = Room(attainable, reserved, ratio, self._each_reserved)
+        batch = self._queue.take(wish, room, slots)
         for sequence, prefix, end, is_first in batch:
             if is_first:
                 self._columns.admitted(sequence.row, now_ms, prefix)
@@ -238,50 +241,68 @@ class SglangLockstepRank:
         """Compute the batch, and give first tokens; how long it takes."""
         duration_ms = self._prefill_ms(batch)
         progressed = False
-        for sequence, _, end, _ in batch:
+        only_one: list[SteppedSequence] = []
+        grows: list[SteppedSequence] = []
+        for sequence, prefix, end, _ in batch:
+            self.prefill_tokens += end - prefix
             if end > sequence.furthest_tokens:
                 sequence.furthest_tokens = end
                 progressed = True
-        self.prefill_tokens = sum(end - prefix for _, prefix, end, _ in batch)
-        through = [s for s, _, end, _ in batch if end == s.known_tokens]
-        only_one = [s for s in through if s.remaining == 1]
-        grows = [s for s in through if s.remaining > 1]
-        self.ended = [s for s in through if not s.remaining] + only_one
-        for sequence in only_one:
-            sequence.known_tokens += 1
-            sequence.lead_pass = number
+            if end < sequence.known_tokens:
+                continue
+            remaining = sequence.remaining
+            if remaining > 1:
+                grows.append(sequence)
+            elif remaining:  # its only token needs no page (S-31)
+                sequence.known_tokens += 1
+                sequence.lead_pass = number
+                only_one.append(sequence)
+            else:
+                self.ended.append(sequence)
+        self.ended += only_one
         got_tokens = self._first_tokens(grows, number)
         for sequence in self.ended:
             del self.running[sequence]
             self.pool.finish(sequence, sequence.computed_tokens)
-        self._count_fruitless(now_ms, progressed, bool(self.ended or self.rejected or got_tokens))
+        if progressed or got_tokens or self.ended or self.rejected:
+            self._fruitless_passes = 0
+        else:
+            self._count_fruitless(now_ms)
         return duration_ms
 
     def _prefill_ms(self, batch: list[Chunk]) -> float:
+        """How long the batch takes; every member counts, also one that computes nothing (S-49)."""
+        prefix_sum = isl_sum = 0
+        for _, prefix, end, _ in batch:
+            prefix_sum += prefix
+            isl_sum += end
         if self._whole_pass:
-            computing = [(prefix, end - prefix) for _, prefix, end, _ in batch if end > prefix]
-            return self._durations.pass_ms(
-                PassShape(
-                    prefill_requests=len(computing),
-                    prefill_new_tokens=sum(new for _, new in computing),
-                    prefill_prefix_tokens=sum(prefix for prefix, _ in computing),
-                    prefill_pairs=sum(n * prefix + n * (n + 1) // 2 for prefix, n in computing),
-                    decode_requests=0,
-                    decode_kv_tokens=0,
-                    decode_kv_max=0,
-                    total_kv_tokens=self._total_kv_tokens,
-                )
-            )
-        mean_isl = sum(end for _, _, end, _ in batch) // len(batch)
-        mean_prefix = sum(prefix for _, prefix, _, _ in batch) // len(batch)
+            return self._durations.pass_ms(self._prefill_shape(batch))
+        mean_isl, mean_prefix = isl_sum // len(batch), prefix_sum // len(batch)
         if mean_isl == mean_prefix:
             return 0.0
         return self._durations.prefill_ms(len(batch), mean_isl, mean_prefix)
 
+    def _prefill_shape(self, batch: list[Chunk]) -> PassShape:
+        computing = [(prefix, end - prefix) for _, prefix, end, _ in batch if end > prefix]
+        return PassShape(
+            prefill_requests=len(computing),
+            prefill_new_tokens=sum(new for _, new in computing),
+            prefill_prefix_tokens=sum(prefix for prefix, _ in computing),
+            prefill_pairs=sum(n * prefix + n * (n + 1) // 2 for prefix, n in computing),
+            decode_requests=0,
+            decode_kv_tokens=0,
+            decode_kv_max=0,
+            total_kv_tokens=self._total_kv_tokens,
+        )
+
     def _first_tokens(self, grows: list[SteppedSequence], number: int) -> bool:
         """First tokens of prompts that go on, if there is room for all of them (S-32)."""
         size, pool, decodes = self._page_tokens, self.pool, self._decodes
-        pages = sum(1 for sequence in grows if sequence.known_tokens % size == 0)
+        pages = 0
+        for sequence in grows:
+            if sequence.known_tokens % size == 0:
+                pages += 1
         pool.make_room(pages)
         fits = pages <= pool.free
         if fits:
@@ -365,11 +386,8 @@ class SglangLockstepRank:
             self.ended = finished
         decodes.advance(1)
 
-    def _count_fruitless(self, now_ms: float, progressed: bool, has_output: bool) -> None:
-        """A prefill pass; LiveLockError if too many got nowhere new without output (R-15)."""
-        if progressed or has_output:
-            self._fruitless_passes = 0
-            return
+    def _count_fruitless(self, now_ms: float) -> None:
+        """A prefill pass without output that got nowhere new; too many are a live-lock (R-15)."""
         self._fruitless_passes += 1
         if self._fruitless_passes >= STALLED_PASSES:
             raise live_lock(now_ms)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from passtime.sched.config import EngineConfig
-from passtime.sched.lockstep.pages import PagePool
+from passtime.sched.lockstep.pages import NO_MATCH, Match, PagePool
 from passtime.sched.lockstep.room import Room
 from passtime.sched.lockstep.steps import SteppedSequence
 from passtime.sched.sglang.admission import LPM_HEAD_TOKENS, LPM_QUEUE_LIMIT, PrefillLimits
@@ -25,12 +25,14 @@ class Wish(NamedTuple):
     """What the head of the queue would take next: tokens ``start`` … ``end`` (S-38).
 
     ``cost`` is their pages in tokens, ``room`` what has to be exceeded by the room there is.
+    ``match`` is the cached prefix that a first chunk starts from.
     """
 
     start: int
     end: int
     cost: int
     room: int
+    match: Match
 
 
 class PrefillQueue:
@@ -45,13 +47,17 @@ class PrefillQueue:
         self._page_tokens = config.block_tokens
         self._length_limit = config.max_model_len
         self._overlong = False  # whether prompts wait that will be rejected
+        self._head_tokens = -(-LPM_HEAD_TOKENS // self._page_tokens) * self._page_tokens
         self._unsorted = False
+        self._any_hits = False  # whether anybody had some when the queue was last sorted
         self._evicted_when_sorted = 0
 
     def add(self, sequence: SteppedSequence) -> None:
         """A request arrived."""
         self.waiting.append(sequence)
         self._unsorted = True
+        if self.sorts:
+            sequence.head = self._pool.head_key(sequence, self._head_tokens)
         limit = self._length_limit
         if limit is not None and sequence.prompt_tokens >= limit:
             self._overlong = True
@@ -79,32 +85,47 @@ class PrefillQueue:
         Sorting again changes nothing until queue or tree have changed: of the sequences with one
         uncached head, the one that kept its priority stands in front of the others.
         """
-        evicted = self._pool.evicted_pages
-        if not self._unsorted and evicted == self._evicted_when_sorted:
+        if not (self._unsorted or self._hits_were_evicted()):
             return
         if len(self.waiting) > LPM_QUEUE_LIMIT:
             return
-        self._unsorted, self._evicted_when_sorted = False, evicted
-        head_tokens = -(-LPM_HEAD_TOKENS // self._page_tokens) * self._page_tokens
+        self._unsorted, self._any_hits = False, False
+        self._evicted_when_sorted = self._pool.evicted_pages
+        match, head_tokens = self._pool.match, self._head_tokens
         heads: set[object] = set()
 
         def rank(sequence: SteppedSequence) -> tuple[bool, int]:
-            hit = self._pool.peek(sequence, sequence.known_tokens)
+            hit = match(sequence, sequence.known_tokens).tokens
             deprioritised = False
+            if hit:
+                self._any_hits = True
             if hit <= LPM_HEAD_TOKENS and sequence.known_tokens >= head_tokens:
-                head = self._pool.head_key(sequence, head_tokens)
-                deprioritised = head in heads
-                heads.add(head)
+                deprioritised = sequence.head in heads
+                heads.add(sequence.head)
             return deprioritised, -hit
 
         ordered = sorted(self.waiting, key=rank)
         self.waiting.clear()
         self.waiting.extend(ordered)
 
-    def head_has_hits(self) -> bool:
-        """Whether an eviction can change what the head asks for."""
-        head = self.waiting[0]
-        return head.computed_tokens == 0 and self._pool.peek(head, head.known_tokens) > 0
+    def _hits_were_evicted(self) -> bool:
+        return self._any_hits and self._pool.evicted_pages != self._evicted_when_sorted
+
+    def order_minds_evictions(self) -> bool:
+        """Whether an eviction can change the order of the queue."""
+        if not self.sorts or len(self.waiting) > LPM_QUEUE_LIMIT:
+            return False
+        return self._any_hits or self._unsorted
+
+    def head_minds_evictions(self) -> bool:
+        """Whether an eviction can let the head in.
+
+        If its whole prompt fits one chunk, it only asks for more when its prefix is evicted.
+        """
+        head, limits, size = self.waiting[0], self._limits, self._page_tokens
+        tokens = -(-head.known_tokens // size) * size
+        one_chunk = tokens <= min(limits.chunk_tokens, limits.max_prefill_tokens)
+        return head.computed_tokens == 0 and not one_chunk
 
     def wish(self, chunk_left: int | None = None) -> Wish | None:
         """The head's next chunk, of a whole chunk budget unless less is left (S-38.1 … 3).
@@ -115,9 +136,10 @@ class PrefillQueue:
         if chunk_left is None:
             chunk_left = limits.chunk_tokens
         head = self.waiting[0]
-        known, start = head.known_tokens, head.computed_tokens
+        known, start, match = head.known_tokens, head.computed_tokens, NO_MATCH
         if not start:
-            start = self._pool.peek(head, known - 1 if head.output_limit else known)
+            match = self._pool.match(head, known - 1 if head.output_limit else known)
+            start = match.tokens
         extension = known - start
         taken = extension
         if -(-extension // size) * size > chunk_left:
@@ -129,25 +151,28 @@ class PrefillQueue:
             return None
         through = taken == extension
         output_reserve = min(head.remaining, limits.clip_max_new_tokens) if through else 0
-        return Wish(start, start + taken, cost, cost + output_reserve)
+        return Wish(start, start + taken, cost, cost + output_reserve, match)
 
-    def take(self, room: Room, slots: int) -> list[Chunk]:
-        """Admit from the head until one does not fit; a partial one waits again (S-38, S-28.7)."""
+    def take(self, wish: Wish | None, room: Room, slots: int) -> list[Chunk]:
+        """Admit from the head, with its ``wish``, until one does not fit (S-38).
+
+        A sequence that is only partly prefilled waits again, at the head (S-28.7).
+        """
         waiting = self.waiting
         input_left, chunk_left = self._limits.max_prefill_tokens, self._limits.chunk_tokens
         batch: list[Chunk] = []
-        while len(batch) < slots and waiting and chunk_left > 0:
-            wish = self.wish(chunk_left)
-            if wish is None or wish.cost > input_left or not room.exceeds(wish.room):
-                break
-            chunk = self._lease(waiting[0], wish)
-            if chunk is None:
+        while wish is not None and wish.cost <= input_left and room.exceeds(wish.room):
+            head = waiting[0]
+            is_first = head.computed_tokens == 0
+            if not self._lease(head, wish, is_first):
                 break
             waiting.popleft()
-            batch.append(chunk)
+            batch.append(Chunk(head, wish.start, wish.end, is_first))
             room.charge(wish.room)
             input_left -= wish.cost
             chunk_left -= wish.cost
+            goes_on = len(batch) < slots and waiting and chunk_left > 0
+            wish = self.wish(chunk_left) if goes_on else None
         for sequence, _, end, _ in batch:
             if end < sequence.known_tokens:
                 self._pool.publish(sequence, end)
@@ -155,15 +180,12 @@ class PrefillQueue:
         self._unsorted |= bool(batch)
         return batch
 
-    def _lease(self, head: SteppedSequence, wish: Wish) -> Chunk | None:
+    def _lease(self, head: SteppedSequence, wish: Wish, is_first: bool) -> bool:
         """Get the pages of the head's chunk, if the pool has them (S-38.5)."""
-        is_first = head.computed_tokens == 0
-        prefix: int | None = wish.start
         if is_first:
-            prefix = self._pool.acquire(head, end=wish.end, prefix=wish.start)
-        elif not self._pool.extend(head, end=wish.end):
-            prefix = None
-        if prefix is None:
-            return None
-        head.computed_tokens = wish.end
-        return Chunk(head, prefix, wish.end, is_first)
+            got = self._pool.acquire(head, wish.match, wish.end)
+        else:
+            got = self._pool.extend(head, end=wish.end)
+        if got:
+            head.computed_tokens = wish.end
+        return got

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from passtime.sched.lockstep.edges import Node
 
 NEVER = -1
+
+Key: TypeAlias = int | tuple[int, ...]
+"""What a page is found by below its parent: trace blocks, or whose output it is."""
 
 
 class SteppedSequence:
@@ -31,6 +33,7 @@ class SteppedSequence:
     ``lead_pass``, ``first_step``, ``last_step``  its present series of tokens: one from a prefill
                          pass (or NEVER), then one per step; ``last_step`` is planned ahead.
     ``earlier``          the series before it, broken off by a retraction.
+    ``head``             equal for requests with the same head of a prompt, where they are sorted.
     The others belong to the prefix cache (``radix.py``).
     """
 
@@ -41,8 +44,10 @@ class SteppedSequence:
         "declining",
         "delta",
         "earlier",
+        "first_key",
         "first_step",
         "furthest_tokens",
+        "head",
         "known_tokens",
         "last_step",
         "lead_pass",
@@ -59,6 +64,8 @@ class SteppedSequence:
     cached_pages: int
     declining: bool
     delta: int
+    first_key: Key
+    head: object
     node: Node
     prompt_pages: int
     publishes_from: int
@@ -196,6 +203,10 @@ class StepDecodes:
         """Steps up to the next one that may end a member, included; there are members."""
         return self._finish_steps[0] - self.step + 1
 
+    def may_need_more(self, steps: int, pages: int) -> bool:
+        """Whether ``steps`` steps might take more than ``pages`` pages; quicker than to know."""
+        return self.count * (steps // self.page_tokens + 1) > pages
+
     def pages_needed(self, steps: int) -> int:
         """Pages that all members take in the next ``steps`` steps."""
         periods, rest = divmod(steps, self.page_tokens)
@@ -219,12 +230,12 @@ class StepDecodes:
         falling = self._declining_lasts - self._declining * (self.step - 1)
         return self._capped * self._clip + falling
 
-    def reserved_ahead(self) -> Iterator[int]:
-        """``reserved_tokens`` at the next step, the one after it, and so on, if nobody leaves."""
+    def reserved_ahead(self, steps: int) -> Iterator[int]:
+        """``reserved_tokens`` at the start of each of the next ``steps``, if nobody leaves."""
         capped, declining, lasts = self._capped, self._declining, self._declining_lasts
         turning = self._turning
-        for step in count(self.step):
-            if step > self.step and step in turning:
+        for step in range(self.step, self.step + steps):
+            if step in turning and step > self.step:
                 for order, sequence in turning[step]:
                     if sequence.order == order and not sequence.declining:
                         capped -= 1
