@@ -24,6 +24,7 @@ _FINEST, _COARSEST = 1.0 / 8.0, 2.0  # octaves between neighbouring nodes
 _LARGEST_LOG = 2.5
 _PROJECTIONS, _SETTLED = 30, 3e-4
 _SLOPE_MARGIN = 0.9
+_LATTICE = 1e5  # steps of ln(factor) in the document
 _BEYOND = 16.0  # times the edge of the box up to which predictions must rise
 _CROWD = 4.0  # times the mean length that the longest decode may have
 
@@ -47,7 +48,7 @@ def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], la
         axes=tuple(
             Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
         ),
-        log_factor=tuple(round(value, 4) for value in factor.ravel().tolist()),
+        log_factor=tuple((_rounded(factor, slack) / _LATTICE).ravel().tolist()),
         log_spread=tuple(round(value, 4) for value in spread.tolist()),
     )
 
@@ -98,6 +99,13 @@ def _isotonic(values: FloatArray, weight: FloatArray, slack: FloatArray, axis: i
     fitted = np.where(valid, least, -np.inf).max(axis=1) - allowed
     shape = np.moveaxis(values, axis, -1).shape
     return np.moveaxis(fitted.reshape(shape), -1, axis)
+
+
+def _rounded(values: FloatArray, slack: Sequence[FloatArray]) -> FloatArray:
+    """``values`` in whole steps of 1 / _LATTICE, which still keep the bounds."""
+    return _majorant(
+        np.round(values * _LATTICE), [np.floor(bound * _LATTICE) for bound in slack], step=1
+    )
 
 
 def _majorant(values: FloatArray, slack: Sequence[FloatArray], *, step: int) -> FloatArray:
