@@ -125,7 +125,10 @@ class Decodes:
         return passes
 
     def longest_tokens(self, now: int) -> int:
-        """Known tokens of the longest member when pass ``now`` starts, 0 without members."""
+        """Known tokens of the longest member that decodes in pass ``now``, 0 if none does."""
+        if self.last_stall == now:
+            members = (s for last, b in self.finishing.items() for s in b if s.last_pass == last)
+            return max((now + s.delta + 1 for s in members if s.first_pass <= now), default=0)
         heap = self._longest
         assert heap is not None
         while heap:

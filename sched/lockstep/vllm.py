@@ -317,7 +317,6 @@ class LockstepRank:
 
     def _end_ms(self, now_ms: float, batch: int, kv_tokens: int, chunks: list[Chunk]) -> float:
         """When the pass ends, given the decodes in step (V-61, V-62)."""
-        longest = self._longest_decode() if self._whole_pass and batch else 0
         in_step, in_step_tokens = batch, kv_tokens
         prompts = isl = prefix = computed = 0
         for sequence, before, used in chunks:
@@ -332,6 +331,7 @@ class LockstepRank:
                 kv_tokens += after
         self.prefill_tokens = computed
         if self._whole_pass:
+            longest = self._decodes.longest_tokens(len(self.ends_ms))
             shape = pass_shape(chunks, in_step, in_step_tokens, longest, self._total_kv_tokens)
             return now_ms + self._durations.pass_ms(shape)
         if prompts:
@@ -339,14 +339,6 @@ class LockstepRank:
         if batch:
             now_ms += self._durations.decode_ms(batch, kv_tokens)
         return now_ms
-
-    def _longest_decode(self) -> int:
-        """Known tokens of the longest sequence that decodes in this pass."""
-        now = len(self.ends_ms)
-        if self._decodes.last_stall < now:
-            return self._decodes.longest_tokens(now)
-        in_step = (s for s in self.running if s.last_pass >= now)
-        return max(now + s.delta + 1 for s in in_step if s.first_pass <= now)
 
     def _emit(self, now: int, chunks: list[Chunk]) -> None:
         """Completions without a token, then a token for everybody who is computed (V-60, V-63)."""

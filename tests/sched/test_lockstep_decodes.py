@@ -85,6 +85,9 @@ class Spelled:
             else:
                 member.known += 1
                 member.left -= 1
+        if stalled:
+            scheduled = [m.known - 1 for i, m in enumerate(self.members) if i not in stalled]
+            assert self.decodes.longest_tokens(self.now) == max(scheduled, default=0)
         finished = [m.sequence for m in self.members if m.left == 0]
         if self.decodes.next_finish == self.now:
             assert self.decodes.finish(self.now) == finished
