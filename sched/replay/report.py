@@ -34,12 +34,15 @@ class Report(Struct, frozen=True, kw_only=True):
     ``summary``  the reference's keys in its order (R-60) without the three of the wall clock;
                  null where a value is not defined.
     ``counts``   requests by how they ended, passes and preemptions.
+    ``coverage`` queries to the timing model inside, held at the edge of and beyond the range it
+                 was measured in; null where the model cannot tell.
     """
 
     schema: int = SCHEMA
     inputs: dict[str, Any]
     summary: dict[str, Value]
     counts: dict[str, int]
+    coverage: dict[str, int] | None = None
 
     def to_json(self) -> bytes:
         """The document as indented JSON, ending in a newline."""
@@ -53,12 +56,14 @@ def report(
     inputs: dict[str, Any],
     percentiles: Sequence[float] = (),
     slo: Slo | None = None,
+    coverage: dict[str, int] | None = None,
 ) -> Report:
-    """The document of one replay; ``inputs`` is kept as it is."""
+    """The document of one replay; ``inputs`` and ``coverage`` are kept as they are."""
     return Report(
         inputs=inputs,
         summary=summary(outcome, workload, percentiles=percentiles, slo=slo),
         counts=counts(outcome),
+        coverage=coverage,
     )
 
 

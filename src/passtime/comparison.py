@@ -14,7 +14,13 @@ from passtime.deployment import Deployment, Timing, launches, replay_on
 from passtime.errors import InputError
 from passtime.profiles.document import load_profile
 from passtime.profiles.predict import HELD
-from passtime.recording import CoveredModel, Recording, record
+from passtime.recording import (
+    ENOUGH_INSIDE_PERCENT,
+    CoveredModel,
+    Recording,
+    coverage_percent,
+    record,
+)
 from passtime.sched.replay.metrics import Slo
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.replay.report import (
@@ -54,9 +60,6 @@ GOODPUTS = {
 # Below this the last digits differ, not the models.
 SAME_PERCENT = 0.05
 
-# A profile that is asked outside its range less often than this needs no word about it.
-ENOUGH_INSIDE_PERCENT = 99.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -83,13 +86,6 @@ class Column:
     def is_constants(self) -> bool:
         """Whether two constants stand for another model."""
         return isinstance(self.spec, BestConstants)
-
-    def coverage_percent(self) -> dict[str, float] | None:
-        """Shares of the queries by where they lay; None where the model cannot tell."""
-        asked = sum(self.coverage.values()) if self.coverage else 0
-        if not self.coverage or not asked:
-            return None
-        return {tag: queries / asked * 100.0 for tag, queries in self.coverage.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +207,7 @@ class Comparison:
             arrived, completed = (column.counts[f"{n}_requests"] for n in ("arrived", "completed"))
             if completed < arrived:
                 missing.append(f"{arrived - completed:,} of {arrived:,} under {title}")
-            shares = column.coverage_percent()
+            shares = coverage_percent(column.coverage)
             if shares is not None and shares["inside"] < ENOUGH_INSIDE_PERCENT:
                 outside.append(
                     f"{100.0 - shares['inside']:.1f} % of those to {title} "

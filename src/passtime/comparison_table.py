@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from passtime.comparison import Comparison, Row
+from passtime.recording import coverage_percent
 from passtime.tables import ABSENT, number, plain_table
 
 # The name says what is counted.
@@ -61,7 +62,7 @@ def _signed(percent: float) -> str:
 
 
 def _coverage_lines(comparison: Comparison) -> list[Line]:
-    shares = [column.coverage_percent() for column in comparison.columns]
+    shares = [coverage_percent(column.coverage) for column in comparison.columns]
     tags = next((list(known) for known in shares if known is not None), [])
     return [
         Line(

@@ -25,6 +25,9 @@ from passtime.sched.workload.rows import Workload
 
 COVERAGES = ("inside", "held", "extrapolated")
 
+# A profile that is asked outside its range less often than this needs no word about it.
+ENOUGH_INSIDE_PERCENT = 99.0
+
 
 @runtime_checkable
 class CoveredModel(Protocol):
@@ -194,3 +197,30 @@ def record(
 
     outcome = replay_on(deployment, workload, recorded, options)
     return outcome, Recording(tuple(models))
+
+
+def replay_covered(
+    timing: Timing, workload: Workload, deployment: Deployment, options: ReplayOptions
+) -> tuple[Outcome, dict[str, int] | None]:
+    """Replay under ``timing``: the outcome, and where the queries lay if every model can tell.
+
+    A model that cannot is not watched: it may answer many decode steps at once.
+    """
+    models: list[TimingModel] = []
+
+    def watched(launch: LaunchConfig) -> TimingModel:
+        model = timing(launch)
+        models.append(RecordingTiming(model) if isinstance(model, CoveredModel) else model)
+        return models[-1]
+
+    outcome = replay_on(deployment, workload, watched, options)
+    recorded = tuple(model for model in models if isinstance(model, RecordingTiming))
+    return outcome, Recording(recorded).coverage() if len(recorded) == len(models) else None
+
+
+def coverage_percent(coverage: dict[str, int] | None) -> dict[str, float] | None:
+    """Shares of the queries by where they lay; None if nobody can tell, or nothing was asked."""
+    asked = sum(coverage.values()) if coverage else 0
+    if not coverage or not asked:
+        return None
+    return {tag: queries / asked * 100.0 for tag, queries in coverage.items()}

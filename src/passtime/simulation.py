@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from passtime.deployment import Timing, replay_on
-from passtime.recording import record
+from passtime.deployment import Timing
+from passtime.profiles.predict import HELD
+from passtime.recording import ENOUGH_INSIDE_PERCENT, coverage_percent, record, replay_covered
 from passtime.replay_inputs import ReplayInputs
 from passtime.sched.replay.outcome import Outcome
 from passtime.sched.replay.report import Report, report
@@ -26,13 +27,14 @@ def simulate(inputs: ReplayInputs, timing: str) -> Simulation:
     Raises InputError for a model that does not exist, RunError if the run cannot finish.
     """
     model, facts = _resolve(parse_timing(timing), inputs)
-    outcome = replay_on(inputs.deployment, inputs.workload, model, inputs.options)
+    outcome, coverage = replay_covered(model, inputs.workload, inputs.deployment, inputs.options)
     document = report(
         outcome,
         inputs.workload,
         inputs={**inputs.echo, "timing": {"spec": timing, **facts}},
         percentiles=inputs.percentiles,
         slo=inputs.slo,
+        coverage=coverage,
     )
     return Simulation(outcome, document)
 
@@ -65,3 +67,14 @@ def goodput_sentence(inputs: ReplayInputs, document: Report) -> str | None:
             missed.append(f"the smallest {_BOUND_NAMES[name]} is {smallest:.4g} ms")
     reason = " and ".join(missed) or "no request keeps all of it at once"
     return f"No request keeps {asked}: {reason}."
+
+
+def coverage_sentence(document: Report) -> str | None:
+    """How much of the timing was extrapolated; None if little, or if the model cannot tell."""
+    shares = coverage_percent(document.coverage)
+    if shares is None or shares["inside"] >= ENOUGH_INSIDE_PERCENT:
+        return None
+    return (
+        f"{100.0 - shares['inside']:.1f} % of the queries to the timing model lay outside its "
+        f"measured range, {shares['extrapolated']:.1f} % by a factor of more than {HELD:g}."
+    )

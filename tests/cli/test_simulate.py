@@ -14,6 +14,12 @@ from typing import Any
 import pytest
 
 from passtime import simulation
+from passtime.replay_inputs import ReplayInputs
+from passtime.sched.config import EngineConfig, LaunchConfig
+from passtime.sched.replay.report import summary
+from passtime.sched.simulate import replay
+from passtime.sched.workload.synthetic import SyntheticLoad, synthetic
+from passtime.timing_spec import ProfileSpec
 
 ENGINE: dict[str, Any] = {
     "backend": "vllm",
@@ -358,6 +364,35 @@ def test_a_profile_is_asked_as_it_says(passtime: Command, engine: Path, profile:
     whole = summary_of(passtime, "--engine", engine, *LOAD, "--timing", f"{profile}@pass")
     assert named == calls
     assert whole != calls
+
+
+def test_a_profile_says_how_far_it_was_asked(
+    passtime: Command, engine: Path, profile: Path
+) -> None:
+    argv = ("simulate", "--engine", engine, *LOAD, "--timing")
+    ran = passtime(*argv, profile, "--json")
+    document = json.loads(ran.out)
+    coverage = document["coverage"]
+    assert list(coverage) == ["inside", "held", "extrapolated"]
+    assert sum(coverage.values()) >= document["counts"]["passes"]
+    outside = 100 * (1 - coverage["inside"] / sum(coverage.values()))
+    sentence = f"{outside:.1f} % of the queries to the timing model lay outside its measured range"
+    assert outside > 1.0
+    assert sentence in ran.err
+    assert sentence in passtime(*argv, profile).out
+    constants = passtime(*argv, "polynomial", "--json")
+    assert json.loads(constants.out)["coverage"] is None
+    assert "measured range" not in constants.err
+
+
+def test_counting_what_a_profile_was_asked_changes_no_number(profile: Path) -> None:
+    launch = LaunchConfig(engine=EngineConfig(num_gpu_blocks=500, block_size=16))
+    workload = synthetic(SyntheticLoad(kind="conversation", num_prompts=30, request_rate=2.0))
+    plain = replay(workload, launch, ProfileSpec(str(profile)).model(launch))
+    inputs = ReplayInputs(workload=workload, deployment=launch)
+    counted = simulation.simulate(inputs, str(profile)).report
+    assert counted.coverage is not None
+    assert counted.summary == summary(plain, workload)
 
 
 def test_engine_settings_are_echoed(passtime: Command, engine: Path) -> None:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from passtime.sched.replay.report import request_lines
     from passtime.sched.workload.files import replace_file
     from passtime.sched.workload.mooncake import write_mooncake
-    from passtime.simulation import goodput_sentence, simulate
+    from passtime.simulation import coverage_sentence, goodput_sentence, simulate
 
     refuse_unwritable(args, ("per_request", "write_trace", "output"))
     inputs = replay_inputs(args)
@@ -72,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
         replace_file(Path(args.per_request), lines)
     if args.output is not None:
         replace_file(Path(args.output), document.to_json())
-    sentence = goodput_sentence(inputs, document)
+    sentences = (goodput_sentence(inputs, document), coverage_sentence(document))
+    told = [sentence for sentence in sentences if sentence is not None]
     if args.json:
         sys.stdout.write(document.to_json().decode())
-        if sentence is not None:
+        for sentence in told:
             print(f"passtime simulate: {sentence}", file=sys.stderr)
     else:
         from passtime.tables import latency_table, run_table, stdout_console
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         console = stdout_console()
         console.print(latency_table(document, inputs.percentiles), "")
         console.print(run_table(document))
-        if sentence is not None:
+        for sentence in told:
             console.print(sentence, highlight=False)
     print(
         f"passtime simulate: {document.counts['arrived_requests']} requests, "
