@@ -5,9 +5,11 @@
 
 Each cell runs ours and the reference alternately, every run in a process of its own on one core,
 and reports the least CPU time of each: that of the replay alone, without imports and loading.
-The summaries must agree. The reference's Python is PASSTIME_REFERENCE_PYTHON, by default
-.venv-reference/bin/python. Groups: grid, uneven, recorded, speculation, trace length and prompt
-length. Exit code 1 if a result differed, 2 without the reference.
+The summaries must agree. A quick run is too small for fair ratios: what a run costs whatever its
+size, some milliseconds here, weighs ten times as much. The reference's Python is
+PASSTIME_REFERENCE_PYTHON, by default .venv-reference/bin/python. Groups: grid, uneven, recorded,
+speculation, trace length and prompt length. Exit code 1 if a result differed, 2 without the
+reference.
 """
 
 from __future__ import annotations
