@@ -88,7 +88,7 @@ def decode_attention_kernel(
         largest = new_largest
 
     result = (accumulator / weight_sum[:, None]).to(partial.dtype.element_ty)
-    slot = (item if SPLIT else request).to(tl.int64) * (KV_HEADS * GROUP) + head
+    slot = item.to(tl.int64) * (KV_HEADS * GROUP) + head  # without SPLIT, item i is request i
     tl.store(partial + slot[:, None] * HEAD_DIM + lane, result, mask=valid[:, None])
     if SPLIT:
         tl.store(log_weight + slot, largest + tl.log2(weight_sum), mask=valid)

@@ -63,7 +63,7 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     ("chunks", "page_tokens"),
     [
         ([(70, 30), (37, 0), (1, 64)], 16),
-        ([(33, 31)], 1),
+        ([(70, 33)], 1),  # a tile's last key is the first of a block of keys
         ([(5, 100), (64, 0)], 64),
     ],
     ids=["ragged", "pages of one", "long pages"],

@@ -111,8 +111,10 @@ def test_gemm_by_descriptors(device: str, dtype: torch.dtype, m: int, n: int, k:
 def test_argmax_takes_the_first_of_the_largest(device: str, rows: int, columns: int):
     logits = random(rows, columns, device=device, dtype=torch.bfloat16)
     assert torch.equal(argmax.argmax(logits), argmax.reference(logits)), "bf16 logits tie often"
-    logits[:, columns // 3] = logits[:, columns - 1] = 100.0
-    assert argmax.argmax(logits).tolist() == [columns // 3] * rows
+    first = columns // 40
+    for column in (first, min(first + argmax.BLOCK, columns - 1), columns - 1):
+        logits[:, column] = 100.0
+    assert argmax.argmax(logits).tolist() == [first] * rows
 
 
 # --- fp8 -----------------------------------------------------------------------------------------
