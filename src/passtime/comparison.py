@@ -391,4 +391,4 @@ def render(comparison: Comparison, console: Console) -> None:
     for table in comparison_tables(comparison, width=console.width):
         console.print(table, "")
     for sentence in (comparison.verdict(), *comparison.caveats()):
-        console.print(sentence, highlight=False)
+        console.print(sentence)

@@ -37,7 +37,10 @@ USAGE = (
 
 
 class Once(argparse.Action):
-    """A value that may be given once: a file that somebody named is never quietly ignored."""
+    """A value that may be given once: what somebody named is never quietly ignored.
+
+    Its default is None.
+    """
 
     def __call__(
         self,
@@ -47,7 +50,7 @@ class Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Store the value, the first time."""
-        if getattr(namespace, self.dest) is not self.default:
+        if getattr(namespace, self.dest) is not None:
             raise argparse.ArgumentError(self, "given twice")
         setattr(namespace, self.dest, values)
 

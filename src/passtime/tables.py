@@ -33,9 +33,18 @@ class _DataConsole(Console):
 
 
 def stdout_console() -> Console:
-    """A console for data; tables keep their width in a pipe, unless COLUMNS says how wide."""
+    """A console for data; tables keep their width in a pipe, unless COLUMNS says how wide.
+
+    Text stays as it is: a file may be called ``[b].json``.
+    """
     sized = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return _DataConsole(file=sys.stdout, width=None if sized else _PIPE_WIDTH)
+    return _DataConsole(
+        file=sys.stdout,
+        width=None if sized else _PIPE_WIDTH,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
 
 
 def number(value: Value) -> str:

@@ -353,6 +353,14 @@ def test_the_table_shows_models_units_and_differences(passtime: Command, engine:
     assert "12 requests under 2 models" in ran.err
 
 
+def test_names_in_a_table_are_text(passtime: Command, engine: Path, profile: Path) -> None:
+    odd = profile.rename(profile.with_name("[b]:gear:.json"))
+    ran = passtime("compare", "--engine", engine, *LOAD, "--timing", odd)
+    assert ran.code == 0
+    assert "[b]:gear:@pass" in ran.out
+    assert "under [b]:gear:" in ran.out
+
+
 def test_json_holds_every_column_whole(passtime: Command, engine: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     ran = passtime("compare", "--engine", engine, *LOAD, *MODELS, "--json", "-o", target)

@@ -35,9 +35,7 @@ from passtime.replay_flags import USAGE, Once, add_replay_arguments, refuse_unwr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``passtime simulate``."""
     parser.usage = f"%(prog)s {USAGE}\n         [--timing SPEC] [--json] [-o OUT.json] [flags …]"
-    parser.add_argument(
-        "--timing", action=Once, default="config", metavar="SPEC", help="default: config"
-    )
+    parser.add_argument("--timing", action=Once, metavar="SPEC", help="default: config")
     report = add_replay_arguments(parser)
     report.add_argument("--per-request", metavar="OUT.jsonl", help="write a record per request")
     report.add_argument(
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_trace is not None:
         write_mooncake(inputs.workload, args.write_trace)
     started = time.perf_counter()
-    simulation = simulate(inputs, args.timing)
+    simulation = simulate(inputs, args.timing or "config")
     document = simulation.report
     seconds = time.perf_counter() - started
     if args.per_request is not None:
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(latency_table(document, inputs.percentiles), "")
         console.print(run_table(document))
         for sentence in told:
-            console.print(sentence, highlight=False)
+            console.print(sentence)
     print(
         f"passtime simulate: {document.counts['arrived_requests']} requests, "
         f"{simulation.outcome.clock_ms / 1000.0:.1f} s of serving, in {seconds:.2f} s",
