@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_trace is not None:
         write_mooncake(inputs.workload, args.write_trace)
     started = time.perf_counter()
-    simulation = simulate(inputs, args.timing or "config")
+    simulation = simulate(inputs, "config" if args.timing is None else args.timing)
     document = simulation.report
     seconds = time.perf_counter() - started
     if args.per_request is not None:
