@@ -166,7 +166,8 @@ def _profile(name: str, text: str) -> ProfileSpec:
     head, at, tail = name.rpartition("@")
     if at and tail in ("calls", "pass"):
         profile, composition = head, tail
-    if profile not in shipped_profiles() and not Path(profile).exists():
+    path = Path(profile)
+    if profile not in shipped_profiles() and (path.is_dir() or not path.exists()):
         raise InputError(
             f"timing {text!r}: no shipped profile and no file is called {profile!r}; "
             f"shipped: {', '.join(shipped_profiles()) or 'none'}; known forms: {FORMS}"

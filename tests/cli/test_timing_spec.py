@@ -75,6 +75,12 @@ def test_an_unknown_name_lists_what_exists(text: str) -> None:
     assert raised.value.exit_code == 2
 
 
+@pytest.mark.parametrize("text", ["", "."])
+def test_a_folder_is_no_profile(text: str) -> None:
+    with pytest.raises(InputError, match="no shipped profile and no file is called"):
+        parse_timing(text)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
