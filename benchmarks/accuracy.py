@@ -128,18 +128,22 @@ def real_rows() -> Iterator[Wanted]:
         ):
             yield Wanted(
                 f"real vLLM run, {label} 8B, {figure.upper()} per request",
-                lambda card=card, figure=figure: [real_run_errors(card)[figure]],
+                _real(card, figure),
                 must,
                 goal,
                 seeds=(0,),
             )
 
 
+def _real(card: str, figure: str) -> Callable[[], list[float]]:
+    return lambda: [real_run_errors(card)[figure]]
+
+
 def interval_row() -> Wanted:
     """Coverage of the 90 % intervals on points that were never fitted."""
     return Wanted(
         "90 % intervals, held-out points inside",
-        lambda: [coverage for coverage in _coverages()],
+        lambda: list(_coverages()),
         must=96.0,
         goal=93.0,
         low=85.0,

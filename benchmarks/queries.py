@@ -48,7 +48,8 @@ def measure(name: str) -> dict[str, float]:
     rng = random.Random(0)
 
     def size(low: int, high: int) -> int:
-        return round(low * (high / low) ** rng.random())
+        drawn: float = low * (high / low) ** rng.random()
+        return round(drawn)
 
     def whole(prompts: int, new: int, decodes: int, context: int) -> PassShape:
         prefill, decode = prefill_shape(prompts, new, 0), decode_shape(decodes, decodes * context)

@@ -40,10 +40,10 @@ class Core:
         )
 
     def spread(self, passes: PassColumns) -> FloatArray:
-        """Predictive standard deviation of ln(time); 1 where there is no surface to say."""
+        """Uncertainty of ln(time) up to the intervals' width; 1 where no surface can say."""
         if self.surface is None:
             return np.ones(len(passes.prefill_pairs))
-        return self.surface.spread(passes)
+        return self.surface.uncertainty(self.surface.spread(passes))
 
 
 def fit_core(bench: Bench, points: Sequence[MeasuredPoint], *, like: Core | None = None) -> Core:

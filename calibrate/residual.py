@@ -63,6 +63,16 @@ class Surface:
         kernel = np.asarray(total)
         return self._mean(kernel), self._spread(kernel)
 
+    def uncertainty(self, spread: FloatArray) -> FloatArray:
+        """What intervals go by: between ``spread`` and that of a typical point left out.
+
+        At a measured point the process is too sure: repeats at another time differ more than
+        repeats in a row. The geometric mean of the two is as good elsewhere.
+        """
+        typical = float(np.median(self.left_out()[1]))
+        between: FloatArray = np.sqrt(spread * typical)
+        return between
+
     def left_out(self) -> tuple[FloatArray, FloatArray]:
         """Error and spread at every point had it been left out, hyperparameters kept."""
         diagonal = np.diag(self.inverse)

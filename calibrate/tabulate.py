@@ -49,7 +49,7 @@ def tabulate(surface: Surface, regime: Regime, box: Mapping[AxisName, Range], la
             Axis(name=name, nodes=tuple(axis)) for name, axis in zip(names, nodes, strict=True)
         ),
         log_factor=tuple((_rounded(factor, slack) / _LATTICE).ravel().tolist()),
-        log_spread=tuple(round(value, 4) for value in spread.tolist()),
+        log_spread=tuple(round(value, 4) for value in surface.uncertainty(spread).tolist()),
     )
 
 

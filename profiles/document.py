@@ -170,8 +170,8 @@ class Axis(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Residual(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The smooth residual of one regime: ln(measured / law) on a tensor grid, last axis fastest.
 
-    ``log_spread`` is the predictive standard deviation there, in the same units. Between nodes the
-    factor is interpolated linearly; outside the grid it is held at the edge.
+    ``log_spread`` is the uncertainty there that intervals go by, in the same units. Between nodes
+    the factor is interpolated linearly; outside the grid it is held at the edge.
     """
 
     axes: tuple[Axis, ...]

@@ -28,7 +28,9 @@ def table(axes: int, seed: int = 0) -> Table:
 
 
 def at(table: Table, *place: float) -> float:
-    return {2: table.at2, 3: table.at3, 4: table.at4}[len(table.axes)](*place)
+    if len(table.axes) == 2:
+        return table.at2(*place)
+    return table.at3(*place) if len(table.axes) == 3 else table.at4(*place)
 
 
 @pytest.mark.parametrize("axes", [2, 3, 4])
