@@ -18,10 +18,7 @@ from passtime.profiles.shapes import ModelShape
 
 torch = pytest.importorskip("torch", reason="a GPU is driven by torch")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 MODEL = ModelShape(
     name="a billion",
@@ -40,6 +37,8 @@ MIXED = Batch(prefill=((256, 256),), decode=(1024,) * 16)
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[GpuRunner]:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     from passtime.calibrate.graphs import CudaGraphs
 
     facts = find_devices().gpus[0]

@@ -30,15 +30,15 @@ def pytest_report_header() -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         device = "cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)
-        metafunc.parametrize("device", [device], scope="session")
+        metafunc.parametrize("device", [device], indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if MISSING or torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Where to run: skipped where that is a GPU and there is none."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session", autouse=INTERPRETED)
