@@ -25,6 +25,10 @@ class Arrivals(Protocol):
         """A request reached its terminal state: its session may go on, or free its slot."""
         ...
 
+    def abandoned(self, row: int, now_ms: float) -> None:
+        """A request failed: its session is over, whatever turns it had left."""
+        ...
+
     def exhausted(self) -> bool:
         """Whether nothing will ever arrive again unless a request ends."""
         ...
@@ -109,6 +113,9 @@ class TraceArrivals:
             delay = 0.0 if self._delay_ms is None else self._delay_ms[following] / self._ratio
             heapq.heappush(self._heap, (now_ms + delay, self._sessions.index[following], following))
 
+    def abandoned(self, row: int, now_ms: float) -> None:
+        """Queue nothing."""
+
     def exhausted(self) -> bool:
         """Nothing is queued."""
         return not self._heap
@@ -153,11 +160,15 @@ class ClosedLoopArrivals:
         """The session's next turn follows after its delay, or its slot is free."""
         following = self._sessions.following.get(row)
         if following is None:
-            self._free_slots += 1
-            self._freed_at_ms = now_ms
+            self.abandoned(row, now_ms)
             return
         delay = 0.0 if self._delay_ms is None else self._delay_ms[following]
         heapq.heappush(self._later, (now_ms + delay, self._sessions.index[following], following))
+
+    def abandoned(self, row: int, now_ms: float) -> None:
+        """The session's slot is free."""
+        self._free_slots += 1
+        self._freed_at_ms = now_ms
 
     def exhausted(self) -> bool:
         """No delayed turn is queued and no session is left to start."""

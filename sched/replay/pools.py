@@ -51,6 +51,7 @@ class Handoff:
     arrival: int = 0  # how many requests arrived before it
     prefill: tuple[int, int] | None = None  # (worker, rank), once placed
     decode: tuple[int, int] | None = None
+    failed: bool = False
     timing: TransferTiming | None = None
     missing_tokens: int | None = None
     prefill_admit_ms: float = math.nan
@@ -226,6 +227,7 @@ class PooledReplay:
         except CommandError:
             self._log.scheduler[handoff.row] = -1  # the reference reports no place either
             self._log.ended(handoff.row, self._now_ms, Status.FAILED)
+            handoff.failed = True
             if handoff.prefill is None:
                 self._leave(handoff)
             else:
@@ -270,8 +272,10 @@ class PooledReplay:
         self._apply("decode", handoff.decode, CancelDestination(handoff.handoff_id))
 
     def _leave(self, handoff: Handoff) -> None:
+        """The request is over; with a failed one its session is, too (R-48)."""
         self._in_flight -= 1
-        self._arrivals.ended(handoff.row, self._now_ms)
+        over = self._arrivals.abandoned if handoff.failed else self._arrivals.ended
+        over(handoff.row, self._now_ms)
 
     def _place(self, pool: Pool) -> tuple[int, int]:
         """Round-robin over all ranks of the pool, one counter each (R-40)."""

@@ -27,6 +27,25 @@ STANDARD_PERCENTILES = {"median": 50.0, "p75": 75.0, "p90": 90.0, "p95": 95.0, "
 DEFAULT_PERCENTILES = (50.0, 90.0, 99.0)
 
 
+class FigureRange(Struct, frozen=True, kw_only=True):
+    """Where a figure of the summary lies."""
+
+    low: float
+    high: float
+
+
+class FigureIntervals(Struct, frozen=True, kw_only=True):
+    """Central ranges of the summary's figures over replays under ``draws`` of the timing model.
+
+    They hold the error of the calibration, not the chance in the workload.
+    """
+
+    level_percent: float
+    draws: int
+    seed: int
+    figures: dict[str, FigureRange]
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The document that a simulation leaves. Equal inputs and seed give equal bytes.
 
@@ -36,6 +55,7 @@ class Report(Struct, frozen=True, kw_only=True):
     ``counts``   requests by how they ended, passes and preemptions.
     ``coverage`` queries to the timing model inside, held at the edge of and beyond the range it
                  was measured in; null where the model cannot tell.
+    ``intervals`` how sure the summary is, as far as the timing model goes; null if not asked for.
     """
 
     schema: int = SCHEMA
@@ -43,6 +63,7 @@ class Report(Struct, frozen=True, kw_only=True):
     summary: dict[str, Value]
     counts: dict[str, int]
     coverage: dict[str, int] | None = None
+    intervals: FigureIntervals | None = None
 
     def to_json(self) -> bytes:
         """The document as indented JSON, ending in a newline."""

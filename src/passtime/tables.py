@@ -83,6 +83,24 @@ def latency_table(report: Report, percentiles: tuple[float, ...]) -> Table:
     return table
 
 
+def interval_table(report: Report, percentiles: tuple[float, ...]) -> Table:
+    """How sure the latencies are: the range of each over draws of the timing model."""
+    assert report.intervals is not None
+    statistics = {"mean": "mean"}
+    statistics |= {percentile_key(p): f"p{p:g}" for p in percentiles or DEFAULT_PERCENTILES}
+    table = plain_table()
+    table.add_column(f"{report.intervals.level_percent:g} % interval, ms")
+    for name in statistics.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for metric, name in LATENCY_NAMES.items():
+        ranges = [report.intervals.figures.get(f"{key}_{metric}") for key in statistics]
+        table.add_row(
+            name.partition(":")[0],
+            *(f"{number(r.low)} … {number(r.high)}" if r else number(None) for r in ranges),
+        )
+    return table
+
+
 _THROUGHPUT_ROWS = (
     ("request_throughput_rps", "request throughput", "requests/s"),
     ("input_throughput_tok_s", "input throughput", "tokens/s"),

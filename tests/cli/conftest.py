@@ -17,6 +17,7 @@ from passtime.profiles.document import (
     Coefficients,
     EngineFacts,
     Errors,
+    Intervals,
     Parallelism,
     Profile,
     Provenance,
@@ -106,8 +107,18 @@ def profile(tmp_path: Path) -> Path:
         box=box,
         errors=Errors(
             in_sample=Accuracy(
-                points=1, mape_percent=0.0, p90_percent=0.0, max_percent=0.0, bias_percent=0.0
+                points=1,
+                mape_percent=0.0,
+                p90_percent=0.0,
+                max_percent=0.0,
+                bias_percent=0.0,
             )
+        ),
+        intervals=Intervals(
+            level_percent=90.0,
+            width={"prefill": 1.6, "decode": 1.6, "mixed": 1.6},
+            floor=0.05,
+            beyond=1.0,
         ),
         points=(),
     )

@@ -17,6 +17,9 @@ of them prefills and hands every request over to another that decodes (--prefill
   PROFILE[@calls|@pass]   a profile file or a shipped profile, asked by two calls per pass (the
                           default) or for the whole pass at once; also NVIDIA's .npz
 
+--intervals replays the workload under draws of the profile, each as far off as its calibration may
+be, and reports the range of every figure: what the fit's error means for TTFT and TPOT.
+
 A goodput bound that nothing meets gives a goodput of 0 and a sentence: it is a figure, not a gate,
 and the exit code stays 0.
 """
@@ -41,12 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_argument(
         "--write-trace", metavar="OUT.jsonl", help="write the workload as a mooncake trace"
     )
+    report.add_argument(
+        "--intervals",
+        nargs="?",
+        type=int,
+        const=20,
+        metavar="DRAWS",
+        help="how sure the figures are: replay so many draws of the profile (20)",
+    )
     report.add_argument("--json", action="store_true", help="print the report as JSON")
     report.add_argument("-o", "--output", metavar="OUT.json", help="write the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, write."""
+    import msgspec
+
     from passtime.replay_inputs import replay_inputs
     from passtime.sched.replay.report import request_lines
     from passtime.sched.workload.files import replace_file
@@ -62,8 +75,14 @@ def run(args: argparse.Namespace) -> int:
     if args.write_trace is not None:
         write_mooncake(inputs.workload, args.write_trace)
     started = time.perf_counter()
-    simulation = simulate(inputs, "config" if args.timing is None else args.timing)
+    timing = "config" if args.timing is None else args.timing
+    simulation = simulate(inputs, timing)
     document = simulation.report
+    if args.intervals is not None:
+        from passtime.uncertainty import uncertainty
+
+        intervals = uncertainty(inputs, timing, count=args.intervals, seed=args.seed or 0)
+        document = msgspec.structs.replace(document, intervals=intervals)
     seconds = time.perf_counter() - started
     if args.per_request is not None:
         lines = request_lines(simulation.outcome, inputs.workload)
@@ -77,10 +96,12 @@ def run(args: argparse.Namespace) -> int:
         for sentence in told:
             print(f"passtime simulate: {sentence}", file=sys.stderr)
     else:
-        from passtime.tables import latency_table, run_table, stdout_console
+        from passtime.tables import interval_table, latency_table, run_table, stdout_console
 
         console = stdout_console()
         console.print(latency_table(document, inputs.percentiles), "")
+        if document.intervals is not None:
+            console.print(interval_table(document, inputs.percentiles), "")
         console.print(run_table(document))
         for sentence in told:
             console.print(sentence)
