@@ -184,7 +184,7 @@ class TreeAgainstSet(RuleBasedStateMachine):
 
     def longest_cached(self, sequence: list[int]) -> int:
         """The longest cached prefix by listing every root-to-node path."""
-        cached = {()}
+        cached: set[tuple[int, ...]] = {()}
         for node in self.nodes(self.tree.root):
             path = self.path_tokens(node)
             cached |= {tuple(path[:end]) for end in range(0, len(path) + 1, PAGE)}

@@ -154,7 +154,8 @@ def test_the_victim_is_the_one_with_the_fewest_outputs() -> None:
     step(rank)
     step(rank, 10.0)
     rank.submit(request(2, 8, 20))
-    now, victims = 15.0, []
+    now = 15.0
+    victims: list[Any] = []
     while not victims:
         rank_pass = step(rank, now)
         now = rank_pass.end_ms
@@ -341,7 +342,7 @@ def test_a_completed_source_keeps_its_pages_until_released() -> None:
     outcome = rank.release_source(HANDOFF)
     assert (outcome.result, outcome.retired) == (Applied(), [UUID(int=1)])
     assert rank.is_drained()
-    assert rank.cache.peek(request(1, 10, 1).tokens, 10) == 8
+    assert rank.cache.peek(list(request(1, 10, 1).tokens), 10) == 8
     assert rank.release_source(HANDOFF).result == Noop()
 
 

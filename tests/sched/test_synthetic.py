@@ -147,7 +147,7 @@ def test_shipped_tables_are_those_of_the_traces() -> None:
 def test_samples_look_like_the_trace(kind: str) -> None:
     if not TRACE_FOLDER.is_dir():
         pytest.skip("no trace folder under PASSTIME_SHARED or ../shared")
-    trace = load_trace(TRACE_FOLDER / TRACES[kind]).workload  # type: ignore[index]
+    trace = load_trace(TRACE_FOLDER / TRACES[kind]).workload
     sample = synthetic(load(kind=kind, num_prompts=20_000))
     for real, drawn in (
         (trace.input_tokens, sample.input_tokens),
