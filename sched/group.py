@@ -117,6 +117,8 @@ class GroupedEngine:
         self._refuse_if_poisoned()
         if self._in_flight is not None:
             raise CommandError(f"engine {self.worker_id} already has a pass in flight")
+        if not (math.isfinite(now_ms) and now_ms >= 0):
+            raise CommandError(f"pass start must be finite and non-negative, got {now_ms}")
         qualified = [(i, rank) for i, rank in enumerate(self.ranks) if _qualifies(rank)]
         if not qualified:
             return None
@@ -155,7 +157,7 @@ class GroupedEngine:
             raise CommandError(f"engine {self.worker_id} has no pass in flight")
         if pass_id != in_flight.pass_id:
             raise CommandError(f"pass ID mismatch: expected {in_flight.pass_id}, got {pass_id}")
-        if end_ms < in_flight.end_ms:
+        if not end_ms >= in_flight.end_ms:  # NaN is no time either
             raise CommandError(
                 f"pass {pass_id} completed at {end_ms}ms before its modeled boundary "
                 f"{in_flight.end_ms}ms"

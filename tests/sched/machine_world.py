@@ -31,6 +31,7 @@ from passtime.sched.contract import (
 )
 from passtime.sched.group import GroupedEngine, GroupPass
 
+NAN = float("nan")
 STRANGER = Request(request_id=UUID(int=999), tokens=[1], max_output_tokens=1)
 
 
@@ -225,7 +226,10 @@ class World:
                 words = "command time must be finite and non-negative, got -1.0"
                 refused = [(words, lambda: group.apply_command(0, submit, -1.0))]
                 words = "command time must be finite and non-negative, got nan"
-                refused += [(words, lambda: group.apply_command(0, submit, float("nan")))]
+                refused += [(words, lambda: group.apply_command(0, submit, NAN))]
+                if flying is None:
+                    words = "pass start must be finite and non-negative, got nan"
+                    refused += [(words, lambda: group.execute_pass(NAN))]
             case "no rank", _:
                 beyond = len(self.models)
                 words = f"attention-DP rank {beyond} is out of range for dp_size {beyond}"
@@ -241,6 +245,7 @@ class World:
             case "too early", GroupPass(pass_id=pass_id, end_ms=end_ms):
                 words = f"before its modeled boundary {end_ms}ms"
                 refused = [(words, lambda: group.complete_pass(pass_id, end_ms - 0.5))]
+                refused += [(words, lambda: group.complete_pass(pass_id, NAN))]
             case "no pass", None:
                 words = "engine 5 has no pass in flight"
                 refused = [(words, lambda: group.complete_pass(0, self.now_ms))]

@@ -73,6 +73,19 @@ def test_a_lone_rank_holds_nothing_back() -> None:
     assert outcome.first_admit_ms.tolist() == [0, 15]
 
 
+def test_a_prompt_of_one_token_is_not_held_back() -> None:
+    outcome = run(
+        (0, prompt(8), 10),
+        (0, prompt(9), 10),
+        (12, prompt(1), 2),
+        (13, prompt(2), 2),
+        dp_size=2,
+        prefill_schedule_interval=4,
+    )
+    assert outcome.first_admit_ms.tolist() == [0, 0, 15, 35]
+    assert outcome.first_token_ms.tolist() == [10, 10, 30, 50]
+
+
 @pytest.mark.parametrize("interval", [2, 3, 4])
 def test_a_rank_with_nobody_to_decode_holds_nothing_back(interval: int) -> None:
     outcome = run(
@@ -288,6 +301,15 @@ def test_a_failing_rank_makes_its_group_unusable(
     ):
         with pytest.raises(PoisonedError, match=r"worker 7 is poisoned .*: the disk is full"):
             act()
+
+
+@pytest.mark.parametrize("now_ms", [-1.0, float("nan"), float("inf")])
+def test_a_pass_starts_at_a_time(now_ms: float) -> None:
+    group = group_of(1)
+    group.apply_command(0, Submit(request(1, 4, 1)), 0.0)
+    with pytest.raises(CommandError, match=f"finite and non-negative, got {now_ms}"):
+        group.execute_pass(now_ms)
+    assert group.is_ready()
 
 
 def test_a_refused_command_poisons_nothing() -> None:  # C-51
