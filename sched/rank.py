@@ -6,6 +6,7 @@ commands edit the pending pass, and tracks which request a handoff is about.
 
 from __future__ import annotations
 
+from passtime.errors import CommandError
 from passtime.sched.config import EngineConfig, builtin_timing
 from passtime.sched.contract import (
     ActivateDestination,
@@ -74,8 +75,10 @@ class SchedulerRank:
     ) -> CommandEffects:
         """Carry out a command; it may remove its request's outputs from ``pending_pass``.
 
-        Raises CommandError and changes nothing if the core refuses it (C-15).
+        Raises CommandError and changes nothing if the core refuses it (C-15), or if it brings a
+        request without a prompt (C-10).
         """
+        _refuse_empty_prompt(command)
         outcome = self._dispatch(command, context)
         suppressed = self._suppress(command, outcome, pending_pass)
         if suppressed or not isinstance(outcome.result, Noop):
@@ -212,3 +215,11 @@ class SchedulerRank:
 
     def process_internal_work(self) -> None:
         """Nothing to do (C-30)."""
+
+
+def _refuse_empty_prompt(command: Command) -> None:
+    match command:
+        case (
+            Submit(request) | SubmitHandoffPrefill(_, request) | ReserveDestination(_, request)
+        ) if not len(request.tokens):
+            raise CommandError(f"request {request.request_id} has an empty prompt")

@@ -26,6 +26,7 @@ from passtime.sched.contract import (
     ReleaseSource,
     ReserveDestination,
     SourceHeld,
+    Submit,
     SubmitHandoffPrefill,
     TransferTiming,
 )
@@ -47,6 +48,18 @@ def reserved(events: list[Any]) -> list[tuple[int, int]]:
     """(request number, transferable tokens) of reservations."""
     assert all(isinstance(event, DestinationReserved) for event in events)
     return [(event.request_id.int, event.transferable_prompt_tokens) for event in events]
+
+
+# --- What no rank takes (C-10) ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["vllm", "trtllm", "sglang"])
+def test_a_request_needs_a_prompt(backend: str) -> None:
+    r = rank_of(backend=backend)
+    for command in (Submit(request(1, [], 2)), source(1, [], 2), reserve(1, [], 2)):
+        with pytest.raises(CommandError, match=r"request .*01 has an empty prompt"):
+            r.send(command)
+    assert r.rank.is_drained()
 
 
 # --- Cancelling (V-87, V-88) --------------------------------------------------------------------
