@@ -40,12 +40,12 @@ def parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         module = importlib.import_module(f"passtime.commands.{name}")
         assert module.__doc__ is not None
-        summary, _, details = module.__doc__.partition("\n")
         command = commands.add_parser(
             name,
-            help=summary,
-            description=summary + details,
+            help=module.__doc__.partition("\n")[0],
+            description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
