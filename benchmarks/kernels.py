@@ -55,7 +55,7 @@ def seconds_each(graphs: Any, run: Callable[[int], Any], rotations: int) -> floa
     graphs.seconds(graph)
     samples = [graphs.seconds(graph) for _ in range(SAMPLES)]
     graphs.release(graph)
-    return float(median(samples)) / (rotations * repeats)
+    return float(median(samples) / (rotations * repeats))
 
 
 def ceilings(graphs: Any, bench: Bench, *, copied: int = 2**31, side: int = 8192) -> Ceilings:

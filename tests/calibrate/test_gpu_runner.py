@@ -16,7 +16,7 @@ from passtime.calibrate import selfchecks
 from passtime.calibrate.backends import backend
 from passtime.calibrate.clock import ClockPolicy
 from passtime.calibrate.cuda_device import find_device
-from passtime.calibrate.log import SCHEMA, Batch, Header, LogWriter, Point, read_log
+from passtime.calibrate.log import SCHEMA, Batch, Header, LogWriter, Point, Regime, read_log
 from passtime.calibrate.measure import Measurement
 from passtime.calibrate.nvml import Watch
 from passtime.calibrate.runners import OutOfDeviceMemory, RunnerFailed, gpu
@@ -110,9 +110,16 @@ class CountingGraphs:
         self.alive -= 1
 
 
-def runner(model: ModelShape = MODEL, **options: Any) -> GpuRunner:
+class CountedRunner(GpuRunner):
+    """A runner whose operators and graphs are known to be the counting ones."""
+
+    operators: CountedOperators
+    graphs: CountingGraphs
+
+
+def runner(model: ModelShape = MODEL, **options: Any) -> CountedRunner:
     operators = CountedOperators()
-    return GpuRunner(
+    return CountedRunner(
         facts=FACTS,
         model=model,
         batches=[MIXED, DECODE],
@@ -222,13 +229,13 @@ def test_cuda_errors_become_what_a_measurement_handles(
     assert "\n" not in str(caught.value)
 
 
-def test_what_failed_to_be_captured_leaves_no_graph() -> None:
+def test_what_failed_to_be_captured_leaves_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     device = runner()
 
     def fail(*_: Any) -> Any:
         raise OutOfDeviceMemory("no room")
 
-    device.operators.silu_mul = fail
+    monkeypatch.setattr(CountedOperators, "silu_mul", fail)
     with pytest.raises(OutOfDeviceMemory):
         device.prepare(MIXED)
     assert device.graphs.alive == 0
@@ -264,7 +271,7 @@ def test_topics_of_the_checks_are_those_of_the_log(monkeypatch: pytest.MonkeyPat
 def test_a_whole_measurement_logs_samples_checks_and_what_did_not_fit(tmp_path: Path) -> None:
     device = runner()
     batches = (Batch(prefill=((20, 0),)), DECODE, MIXED, Batch(decode=(5_000,)))
-    regimes = ("prefill", "decode", "mixed", "decode")
+    regimes: tuple[Regime, ...] = ("prefill", "decode", "mixed", "decode")
     plan = tuple(
         Point(id=number, regime=regime, batch=batch)
         for number, (regime, batch) in enumerate(zip(regimes, batches, strict=True))

@@ -8,6 +8,7 @@ pytest with the interpreter over ``numerics/``, so the same checks hold in both 
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,10 +63,10 @@ def mended_interpreter() -> Iterator[None]:
         wide = (handle.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(wide, tl.float32)
 
-    def mended_dot(self, a, b, *rest):
+    def mended_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return create_dot(self, widened(a), widened(b), *rest)
 
-    def mended_convert(data, source, target, rounding):
+    def mended_convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if (source, target) != (tl.float32, tl.float8e4nv):
             return convert_float(data, source, target, rounding)
         wide = torch.from_numpy(np.ascontiguousarray(data).view(np.float32))

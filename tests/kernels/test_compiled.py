@@ -106,7 +106,9 @@ class Binary:
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     recorded: list[Launch] = []
 
-    def record(self, *args, grid, warmup, **kwargs):
+    def record(
+        self: JITFunction[Any], *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any
+    ) -> None:
         assert all(0 < size < 2**31 for size in grid)
         assert all(size < 2**16 for size in grid[1:])
         named = dict(zip(self.arg_names, args, strict=False))
@@ -165,8 +167,8 @@ def _tool(name: str, option: str, cubin: bytes) -> str:
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [TOOLS / name, option, file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [str(TOOLS / name), option, file.name]
+        return str(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def _spilled(ptx: str, capability: int) -> int:
@@ -256,7 +258,7 @@ def launch_experts(tile: GemmTile) -> None:
 
 
 @pytest.mark.parametrize("capability", [*CAPABILITIES, 89, 120])
-def test_prefill_attention(launches: list[Launch], capability: int):
+def test_prefill_attention(launches: list[Launch], capability: int) -> None:
     for tile in TILES[capability].prefill:
         launch_prefill(tile)
         binary = compiled(launches.pop(), capability)
@@ -266,7 +268,7 @@ def test_prefill_attention(launches: list[Launch], capability: int):
 
 
 @pytest.mark.parametrize("capability", [*CAPABILITIES, 89, 120])
-def test_decode_attention(launches: list[Launch], capability: int):
+def test_decode_attention(launches: list[Launch], capability: int) -> None:
     launch_decode(TILES[capability].decode)
     split, reduction = (compiled(launch, capability) for launch in launches)
     check(split, capability)
@@ -277,7 +279,7 @@ def test_decode_attention(launches: list[Launch], capability: int):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_matrix_products(launches: list[Launch], capability: int):
+def test_matrix_products(launches: list[Launch], capability: int) -> None:
     for tile in TILES[capability].gemm:
         launch_product(tile)
         binary = compiled(launches.pop(), capability)
@@ -287,7 +289,7 @@ def test_matrix_products(launches: list[Launch], capability: int):
 
 
 @pytest.mark.parametrize("capability", [90, 100])
-def test_descriptors_become_bulk_copies(launches: list[Launch], capability: int):
+def test_descriptors_become_bulk_copies(launches: list[Launch], capability: int) -> None:
     launch_product(TILES[capability].gemm[0], descriptors=True)
     binary = compiled(launches.pop(), capability)
     check(binary, capability)
@@ -299,7 +301,7 @@ def test_descriptors_become_bulk_copies(launches: list[Launch], capability: int)
 @pytest.mark.parametrize(
     ("capability", "instruction"), [(89, "QMMA"), (90, "QGMMA"), (100, "UTCQMMA")]
 )
-def test_fp8_products(launches: list[Launch], capability: int, instruction: str):
+def test_fp8_products(launches: list[Launch], capability: int, instruction: str) -> None:
     for tile in TILES[capability].gemm_fp8:
         launch_fp8(tile)
         quantiser, product = (compiled(launch, capability) for launch in launches)
@@ -310,7 +312,7 @@ def test_fp8_products(launches: list[Launch], capability: int, instruction: str)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_elementwise_kernels(launches: list[Launch], capability: int):
+def test_elementwise_kernels(launches: list[Launch], capability: int) -> None:
     launch_elementwise()
     for launch in launches:
         binary = compiled(launch, capability)
@@ -319,7 +321,7 @@ def test_elementwise_kernels(launches: list[Launch], capability: int):
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_mixture_of_experts(launches: list[Launch], capability: int):
+def test_mixture_of_experts(launches: list[Launch], capability: int) -> None:
     for tile in (TILES[capability].gemm[0], TILES[capability].gemm[-1]):
         launch_experts(tile)
         *routing_kernels, product = launches
@@ -329,13 +331,13 @@ def test_mixture_of_experts(launches: list[Launch], capability: int):
         launches.clear()
 
 
-def test_a_tile_that_is_too_large_is_seen_to_spill(launches: list[Launch]):
+def test_a_tile_that_is_too_large_is_seen_to_spill(launches: list[Launch]) -> None:
     """The checks above can fail: four warps cannot hold what eight do."""
     launch_prefill(PrefillTile(128, 64, warps=4, stages=2))
     assert compiled(launches.pop(), 90).spilled_bytes > 100
 
 
-def test_shared_memory_over_the_limit_is_seen(launches: list[Launch]):
+def test_shared_memory_over_the_limit_is_seen(launches: list[Launch]) -> None:
     """Triton compiles it without a word; it would fail at its first launch."""
     launch_product(GemmTile(128, 256, 128, warps=8, stages=4))
     assert compiled(launches.pop(), 90).shared_bytes > SHARED_MEMORY_LIMIT_BYTES[90]

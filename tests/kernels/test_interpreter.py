@@ -20,7 +20,15 @@ def test_kernels_agree_with_float64_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     if release("triton") < (3, 7) and release("numpy") >= (2, 4):
         pytest.skip("the interpreter of triton 3.6 needs numpy < 2.4")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "numerics"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(HERE / "numerics"),
+    ]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     environment = os.environ | one_thread | {"TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_ADDOPTS", None)

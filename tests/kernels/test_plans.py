@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from passtime.kernels.decode_attention import (
     MIN_TILES_PER_ITEM,
     PROGRAMS_PER_PROCESSOR,
+    DecodePlan,
     item_keys,
     plan_decode,
 )
@@ -23,7 +24,7 @@ from passtime.kernels.layout import (
     pages_needed,
     permuted_tables,
 )
-from passtime.kernels.prefill_attention import plan_prefill
+from passtime.kernels.prefill_attention import PrefillPlan, plan_prefill
 from passtime.kernels.provenance import kernel_hash
 from passtime.kernels.tiles import INTERPRETED, TILES, DecodeTile, PrefillTile, tiles_for
 
@@ -118,7 +119,9 @@ def test_rows_are_padded_to_the_next_captured_size(rows: int, padded: int) -> No
 # --- Attention plans -----------------------------------------------------------------------------
 
 
-def prefill_plan(chunks: tuple[tuple[int, int], ...], *, group: int, processors: int):
+def prefill_plan(
+    chunks: tuple[tuple[int, int], ...], *, group: int, processors: int
+) -> PrefillPlan:
     batch = Tokens(prefill=chunks)
     tables = permuted_tables(batch, pool_pages=pages_needed(batch, 16), page_tokens=16)
     layout = lay_out(batch, tables, page_tokens=16)
@@ -155,7 +158,7 @@ def test_a_small_chunk_takes_small_tiles_to_fill_the_device() -> None:
     assert prefill_plan(((640, 0),), group=1, processors=21).tile.rows == 16
 
 
-def decode_plan(lengths: list[int], *, processors: int):
+def decode_plan(lengths: list[int], *, processors: int) -> DecodePlan:
     batch = Tokens(decode=tuple(length - 1 for length in lengths))
     assert kv_lengths(batch) == lengths
     tables = permuted_tables(batch, pool_pages=pages_needed(batch, 16), page_tokens=16)

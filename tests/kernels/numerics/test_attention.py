@@ -69,8 +69,14 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     ids=["ragged", "pages of one", "long pages"],
 )
 def test_prefill_attention(
-    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, chunks, page_tokens
-):
+    device: str,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    chunks: list[tuple[int, int]],
+    page_tokens: int,
+) -> None:
     pool = Pool(
         [new + prefix for new, prefix in chunks],
         sum(new for new, _ in chunks),
@@ -103,8 +109,14 @@ def test_prefill_attention(
     ids=["split unevenly", "not split", "split a lot"],
 )
 def test_decode_attention(
-    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, lengths, processors
-):
+    device: str,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    lengths: list[int],
+    processors: int,
+) -> None:
     pool = Pool(
         lengths,
         len(lengths),
@@ -128,7 +140,7 @@ def test_decode_attention(
     assert relative_error(pool.out, wanted) <= LIMITS[dtype]
 
 
-def test_a_request_of_many_items_is_reduced_in_several_rounds(device: str):
+def test_a_request_of_many_items_is_reduced_in_several_rounds(device: str) -> None:
     """More items than the reduction takes at once, so its own running maximum is exercised."""
     pool = Pool(
         [1200], 1, heads=2, kv_heads=1, head_dim=64, page_tokens=16, dtype=torch.float16,

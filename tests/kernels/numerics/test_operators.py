@@ -28,7 +28,9 @@ def random(*shape: int, device: str, dtype: torch.dtype, seed: int = 0) -> Tenso
 @DTYPES
 @pytest.mark.parametrize(("rows", "size"), [(3, 256), (2, 100), (1, 4096)])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rmsnorm(device: str, dtype: torch.dtype, rows: int, size: int, with_residual: bool):
+def test_rmsnorm(
+    device: str, dtype: torch.dtype, rows: int, size: int, with_residual: bool
+) -> None:
     x, weight = (
         random(rows, size, device=device, dtype=dtype),
         random(size, device=device, dtype=dtype, seed=1),
@@ -45,7 +47,7 @@ def test_rmsnorm(device: str, dtype: torch.dtype, rows: int, size: int, with_res
 
 @DTYPES
 @pytest.mark.parametrize(("rows", "size"), [(3, 96), (1, 3000), (2, 2048)])
-def test_silu_mul(device: str, dtype: torch.dtype, rows: int, size: int):
+def test_silu_mul(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
     gate_up = random(rows, 2 * size, device=device, dtype=dtype)
     assert relative_error(silu_mul.silu_mul(gate_up), silu_mul.reference(gate_up)) <= LIMITS[dtype]
 
@@ -55,7 +57,7 @@ def test_silu_mul(device: str, dtype: torch.dtype, rows: int, size: int):
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_rope_kv_write(
     device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, qk_norm: bool
-):
+) -> None:
     tokens, page_tokens, pages = 5, 4, 6
     qkv = random(tokens, heads + 2 * kv_heads, head_dim, device=device, dtype=dtype)
     cos, sin = (table.to(device) for table in rope.rotation_table(64, head_dim))
@@ -63,7 +65,8 @@ def test_rope_kv_write(
     slots = torch.tensor([23, 0, 9, 10, 4], device=device)
     gains = None
     if qk_norm:
-        gains = tuple(random(head_dim, device=device, dtype=dtype, seed=s) + 1 for s in (1, 2))
+        q_gain, k_gain = (random(head_dim, device=device, dtype=dtype, seed=s) + 1 for s in (1, 2))
+        gains = (q_gain, k_gain)
     untouched = torch.zeros(pages, kv_heads, page_tokens, head_dim, dtype=dtype, device=device)
     k, v = untouched.clone(), untouched.clone()
     wanted_qkv, wanted_k, wanted_v = qkv.double(), k.double(), v.double()
@@ -84,7 +87,7 @@ GEMM_SHAPES = [(64, 128, 128), (1, 96, 64), (33, 70, 200), (100, 257, 72)]
 
 @DTYPES
 @pytest.mark.parametrize(("m", "n", "k"), GEMM_SHAPES)
-def test_gemm(device: str, dtype: torch.dtype, m: int, n: int, k: int):
+def test_gemm(device: str, dtype: torch.dtype, m: int, n: int, k: int) -> None:
     a, b = (
         random(m, k, device=device, dtype=dtype),
         random(n, k, device=device, dtype=dtype, seed=1),
@@ -95,7 +98,7 @@ def test_gemm(device: str, dtype: torch.dtype, m: int, n: int, k: int):
 
 @DTYPES
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 128), (70, 72, 200)])
-def test_gemm_by_descriptors(device: str, dtype: torch.dtype, m: int, n: int, k: int):
+def test_gemm_by_descriptors(device: str, dtype: torch.dtype, m: int, n: int, k: int) -> None:
     if device == "cuda" and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("tensor descriptors need sm_90")
     a, b = (
@@ -108,7 +111,7 @@ def test_gemm_by_descriptors(device: str, dtype: torch.dtype, m: int, n: int, k:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 4096), (3, 70_001), (2, 100)])
-def test_argmax_takes_the_first_of_the_largest(device: str, rows: int, columns: int):
+def test_argmax_takes_the_first_of_the_largest(device: str, rows: int, columns: int) -> None:
     logits = random(rows, columns, device=device, dtype=torch.bfloat16)
     assert torch.equal(argmax.argmax(logits), argmax.reference(logits)), "bf16 logits tie often"
     first = columns // 40
@@ -127,7 +130,7 @@ def require_fp8(device: str) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(("rows", "size"), [(3, 128), (2, 100)])
-def test_rows_quantise_as_torch_does(device: str, dtype: torch.dtype, rows: int, size: int):
+def test_rows_quantise_as_torch_does(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
     require_fp8(device)
     x = random(rows, size, device=device, dtype=dtype)
     values, scales = fp8.quantize_rows(x)
@@ -141,7 +144,7 @@ def test_rows_quantise_as_torch_does(device: str, dtype: torch.dtype, rows: int,
 
 @DTYPES
 @pytest.mark.parametrize(("m", "n", "k"), [(33, 70, 192), (1, 64, 128)])
-def test_fp8_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int):
+def test_fp8_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int) -> None:
     require_fp8(device)
     x = random(m, k, device=device, dtype=dtype)
     weight = fp8.fp8_weight(random(n, k, device=device, dtype=dtype, seed=1))
@@ -157,7 +160,7 @@ def test_fp8_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int):
 
 
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(5, 8, 2), (3, 60, 8), (1, 128, 1)])
-def test_top_experts(device: str, tokens: int, experts: int, chosen: int):
+def test_top_experts(device: str, tokens: int, experts: int, chosen: int) -> None:
     logits = random(tokens, experts, device=device, dtype=torch.float32)
     found, weights = routing.top_experts(logits, chosen)
     wanted, wanted_weights = routing.reference_top_experts(logits, chosen)
@@ -166,7 +169,9 @@ def test_top_experts(device: str, tokens: int, experts: int, chosen: int):
 
 
 @pytest.mark.parametrize(("tokens", "experts", "chosen"), [(40, 8, 2), (1, 60, 4), (300, 4, 1)])
-def test_groups_hold_each_routed_row_once(device: str, tokens: int, experts: int, chosen: int):
+def test_groups_hold_each_routed_row_once(
+    device: str, tokens: int, experts: int, chosen: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     picks = [torch.randperm(experts, generator=generator)[:chosen] for _ in range(tokens)]
     choice = torch.stack(picks).int().to(device)
@@ -181,7 +186,7 @@ def test_groups_hold_each_routed_row_once(device: str, tokens: int, experts: int
 
 @DTYPES
 @pytest.mark.parametrize("shared", [True, False], ids=["one row a token", "one row a choice"])
-def test_grouped_gemm(device: str, dtype: torch.dtype, shared: bool):
+def test_grouped_gemm(device: str, dtype: torch.dtype, shared: bool) -> None:
     tokens, experts, chosen, n, k = 21, 5, 2, 70, 72
     generator = torch.Generator().manual_seed(0)
     picks = [torch.randperm(experts - 1, generator=generator)[:chosen] for _ in range(tokens)]
@@ -195,7 +200,7 @@ def test_grouped_gemm(device: str, dtype: torch.dtype, shared: bool):
 
 
 @DTYPES
-def test_combine(device: str, dtype: torch.dtype):
+def test_combine(device: str, dtype: torch.dtype) -> None:
     y = random(7 * 3, 100, device=device, dtype=dtype)
     weights = random(7, 3, device=device, dtype=torch.float32, seed=1)
     found = grouped_gemm.combine(y, weights)

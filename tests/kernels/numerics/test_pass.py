@@ -16,7 +16,14 @@ from passtime.kernels.layer import run_pass
 from passtime.kernels.layout import Int32, lay_out
 from passtime.kernels.operators import EPS, Operators, ReferenceOperators, TimedOperators
 from passtime.kernels.tiles import tiles_for
-from passtime.kernels.weights import DenseFfn, MoeFfn, Weights, random_pages, random_weights
+from passtime.kernels.weights import (
+    DenseFfn,
+    LinearWeight,
+    MoeFfn,
+    Weights,
+    random_pages,
+    random_weights,
+)
 from passtime.profiles.shapes import DType, ModelShape, MoeShape
 
 PAGE_TOKENS = 4
@@ -126,9 +133,10 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES)
+@pytest.fixture(params=list(CASES.values()), ids=list(CASES))
 def case(request: pytest.FixtureRequest) -> tuple[ModelShape, Precision]:
-    return request.param
+    model, precision = request.param
+    return model, precision
 
 
 @pytest.fixture
@@ -173,9 +181,14 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
-def gated(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    gate, up = (x @ gate_up.double().T).chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up) @ down.double().T
+def wide(weight: LinearWeight) -> Tensor:
+    assert isinstance(weight, Tensor), "the dense transformer knows no fp8"
+    return weight.double()
+
+
+def gated(x: Tensor, gate_up: LinearWeight, down: LinearWeight) -> Tensor:
+    gate, up = (x @ wide(gate_up).T).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up) @ wide(down).T
 
 
 def ffn(x: Tensor, weights: DenseFfn | MoeFfn) -> Tensor:
@@ -200,15 +213,16 @@ def dense_logits(model: ModelShape, weights: Weights, tokens: np.ndarray) -> Ten
     x = weights.embedding.double()[torch.from_numpy(tokens).to(weights.embedding.device)]
     sizes = [model.query_size, model.kv_size, model.kv_size]
     for layer in weights.layers:
-        qkv = normed(x, layer.attention_norm) @ layer.qkv.double().T
-        q, k, v = (part.view(len(x), -1, model.head_dim) for part in qkv.split(sizes, dim=-1))
+        qkv = normed(x, layer.attention_norm) @ wide(layer.qkv).T
+        parts = torch.split(qkv, sizes, dim=-1)
+        q, k, v = (part.view(len(x), -1, model.head_dim) for part in parts)
         if layer.qk_gains is not None:
             q, k = normed(q, layer.qk_gains[0]), normed(k, layer.qk_gains[1])
         q, k, v = (part.transpose(0, 1) for part in (rotated(q), rotated(k), v))
         attended = torch.nn.functional.scaled_dot_product_attention(
             q[None], k[None], v[None], is_causal=True, enable_gqa=True
         )[0]
-        x = x + attended.transpose(0, 1).flatten(1) @ layer.output.double().T
+        x = x + attended.transpose(0, 1).flatten(1) @ wide(layer.output).T
         x = x + ffn(normed(x, layer.ffn_norm), layer.ffn)
     return normed(x, weights.final_norm) @ weights.lm_head.double().T
 
@@ -216,28 +230,30 @@ def dense_logits(model: ModelShape, weights: Weights, tokens: np.ndarray) -> Ten
 # --- What must hold ------------------------------------------------------------------------------
 
 
-def test_a_whole_prompt_agrees_with_the_dense_transformer(engine: Engine, precision: Precision):
+def test_a_whole_prompt_agrees_with_the_dense_transformer(
+    engine: Engine, precision: Precision
+) -> None:
     found = engine.run(("a", PROMPT))
     wanted = dense_logits(engine.model, engine.weights, PROMPT)[-1:]
     # Rounding adds up over two layers of ten operators; sines and cosines are float32 throughout.
     assert relative_error(found, wanted) <= max(3 * precision.limit, 1e-6)
 
 
-def test_a_prefix_and_a_chunk_equal_the_whole_prompt(engine: Engine, precision: Precision):
+def test_a_prefix_and_a_chunk_equal_the_whole_prompt(engine: Engine, precision: Precision) -> None:
     whole = engine.run(("whole", PROMPT))
     engine.run(("cut", PROMPT[:6]))
     engine.run(("cut", PROMPT[6:7]))
     assert relative_error(engine.run(("cut", PROMPT[7:])), whole) <= precision.limit
 
 
-def test_a_decode_equals_the_last_row_of_a_prefill(engine: Engine, precision: Precision):
+def test_a_decode_equals_the_last_row_of_a_prefill(engine: Engine, precision: Precision) -> None:
     whole = engine.run(("whole", PROMPT))
     engine.run(("cut", PROMPT[:-1]))
     decoded = engine.run(("cut", PROMPT[-1:]), decode="cut")
     assert relative_error(decoded, whole) <= precision.limit
 
 
-def test_a_mixed_pass_equals_its_parts(engine: Engine, precision: Precision):
+def test_a_mixed_pass_equals_its_parts(engine: Engine, precision: Precision) -> None:
     for side in "12":
         engine.run((f"short{side}", PROMPT[:3]), (f"long{side}", PROMPT[3:12]))
     decodes = [("short1", PROMPT[3:4]), ("long1", PROMPT[:1])]
@@ -247,7 +263,7 @@ def test_a_mixed_pass_equals_its_parts(engine: Engine, precision: Precision):
     assert relative_error(together, torch.cat(apart)) <= precision.limit
 
 
-def test_padding_changes_nothing(engine: Engine, precision: Precision):
+def test_padding_changes_nothing(engine: Engine, precision: Precision) -> None:
     plain = engine.run(("a", PROMPT))
     padded = engine.run(("b", PROMPT), padded=16)
     assert relative_error(padded, plain) <= precision.limit
