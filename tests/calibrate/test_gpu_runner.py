@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -371,6 +372,19 @@ def test_operators_of_experts_are_one(questions: ModuleType) -> None:
     (found,) = questions.operators_against_pass(device, {"mixed": MIXED}).values()
     assert "experts" in found["operators_ms"]
     assert "gate_up" not in found["operators_ms"]
+
+
+def test_all_answers_are_one_json_document(
+    questions: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selfchecks, "LAUNCHES", 20)
+    monkeypatch.setattr(questions, "ANCHORS", {"decode 1": DECODE})
+    monkeypatch.setattr(questions, "MIXES", {"mixed": MIXED, "too large": Batch(decode=(10_000,))})
+    found = json.loads(json.dumps(questions.answers(runner())))
+    assert found["model"] == "small"
+    assert list(found["mixed_adds"]) == ["mixed"]
+    assert found["host_launch"]["layers"] == 4
+    assert {"linear_in_layers", "operators_against_pass"} <= set(found)
 
 
 # --- Before a runner is open ---------------------------------------------------------------------

@@ -8,8 +8,10 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from numpy.random import default_rng
@@ -117,6 +119,79 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(
     report = gpu_script.summary(tmp_path, outcomes)
     assert report["steps"]["fails"]["exit_code"] == 5
     assert json.dumps(report)
+
+
+# --- The kernels' report -------------------------------------------------------------------------
+
+
+class SteadyGraphs:
+    """Every call takes as long as the device is told."""
+
+    def __init__(self, seconds_per_call: float) -> None:
+        self.seconds_per_call = seconds_per_call
+
+    def capture(self, run: Callable[[int], Any], repeats: int) -> int:
+        for repeat in range(repeats):
+            run(repeat)
+        return repeats
+
+    def seconds(self, graph: int) -> float:
+        return graph * self.seconds_per_call
+
+    def release(self, graph: int) -> None: ...
+
+
+@pytest.fixture
+def kernels_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    sys.modules.pop("kernels", None)
+    return importlib.import_module("kernels")
+
+
+def test_a_kernel_is_put_beside_the_roofline_and_its_rival(
+    kernels_script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from passtime.kernels.work import Work
+
+    def fail(rotation: int) -> None:
+        raise RuntimeError("no such kernel\nhere")
+
+    def ones(rotation: int) -> torch.Tensor:
+        return torch.ones(3)
+
+    limits = kernels_script.Ceilings(bytes_per_s=1e12, flops_per_s=1e14)
+    work, graphs = Work(flops=1e9, bytes=1e7), SteadyGraphs(2e-5)
+    case = kernels_script.Case
+    rows = [
+        kernels_script.timed(graphs, one, limits)
+        for one in (
+            case("half right", "3", work, 2, ones, lambda _: 2 * torch.ones(3), "twice"),
+            case("alone", "3", work, 2, lambda _: None),
+            case("unrivalled", "3", work, 2, ones, fail, "absent"),
+            case("broken", "3", work, 2, fail),
+        )
+    ]
+    assert rows[0]["us"] == pytest.approx(20)
+    assert rows[0]["share_of_roofline"] == pytest.approx(0.5)
+    assert rows[0]["tflop_per_s"] == pytest.approx(50)
+    assert rows[0]["gb_per_s"] == pytest.approx(500)
+    assert rows[0]["error"] == pytest.approx(0.5)
+    assert rows[0]["speed_to_baseline"] == pytest.approx(1)
+    assert "error" not in rows[1]
+    assert rows[2]["no_baseline"] == "no such kernel"
+    assert rows[3]["failed"] == "no such kernel"
+    document = {
+        "device": "D", "copy_gb_per_s": 1.0, "product_tflop_per_s": 1.0, "torch": "2",
+        "kernels": rows,
+    }  # fmt: skip
+    kernels_script.print_table(document)
+    printed = capsys.readouterr().out
+    assert "twice 20.0" in printed
+    assert "no such kernel" in printed
 
 
 # --- Repeatability -------------------------------------------------------------------------------
