@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from functools import cache
 from types import FunctionType, GeneratorType
+from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -26,7 +26,7 @@ def snapshot(root: object) -> object:
     alive: list[object] = []  # an id() is unique only as long as its object lives
 
     def picture(value: object) -> object:
-        kind = type(value)
+        kind: type[Any] = type(value)
         if kind in _LEAVES or isinstance(value, _LEAF_BASES):
             return value
         if id(value) in numbers:
@@ -48,6 +48,5 @@ def snapshot(root: object) -> object:
     return picture(root)
 
 
-@cache
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for cls in kind.__mro__ for name in getattr(cls, "__slots__", ()))

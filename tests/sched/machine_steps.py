@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from uuid import UUID
 
 from passtime.sched.contract import (
@@ -27,7 +27,10 @@ from passtime.sched.contract import (
 )
 
 STEPS_PER_LIFE = 50
-MISUSES = ("no time", "no rank", "start again", "wrong pass", "too early", "no pass")
+Fault: TypeAlias = Literal[
+    "no time", "no rank", "start again", "wrong pass", "too early", "no pass"
+]
+MISUSES: tuple[Fault, ...] = get_args(Fault)
 FAMILIES = [[0, 1, 2, 3] * 6, [0, 1, 2, 3, 4, 5] * 4, [7] * 24]
 Item = TypeVar("Item")
 
@@ -65,7 +68,7 @@ class RunPasses:
 class Misuse:
     """Something that a group refuses."""
 
-    what: Literal["no time", "no rank", "start again", "wrong pass", "too early", "no pass"]
+    what: Fault
 
 
 Step = Send | ActivateAll | Advance | RunPasses | Misuse
@@ -151,13 +154,15 @@ def _command(draw: random.Random, kind: str) -> Command:
         case "submit":
             return Submit(_request(draw))
         case "handoff in":
-            kinds = [SubmitHandoffPrefill, ReserveDestination]
-            return draw.choice(kinds)(handoff_id, _request(draw))
+            kinds: list[Any] = [SubmitHandoffPrefill, ReserveDestination]
+            handed: Command = draw.choice(kinds)(handoff_id, _request(draw))
+            return handed
         case "cancel":
             return CancelRequest(UUID(int=draw.randint(1, 9)), draw.random() < 0.5)
         case _:
-            ends = [ActivateDestination, ReleaseSource, CancelSource, CancelDestination]
-            return draw.choice(ends)(handoff_id)
+            ends: list[Any] = [ActivateDestination, ReleaseSource, CancelSource, CancelDestination]
+            ended: Command = draw.choice(ends)(handoff_id)
+            return ended
 
 
 def _request(draw: random.Random) -> Request:

@@ -123,10 +123,11 @@ def test_fixed_asks_only_whether_there_is_a_batch() -> None:
 @pytest.mark.parametrize("model", [FixedTiming(prefill_ms=7.0, decode_ms=3.1), PolynomialTiming()])
 @pytest.mark.parametrize("total", [0, 1000, 16384 * 64, 2**70])
 def test_many_decode_steps_at_once_are_bit_equal_to_one_by_one(model: Any, total: int) -> None:
-    assert isinstance(model, DecodeStretchModel)
     kv = np.arange(5, 3000, 7)
+    assert isinstance(model, DecodeStretchModel)
+    scalar: Any = model
     many = model.predict_decode_many(5, kv, total)
-    assert many.tolist() == [model.predict_decode_ms(5, int(k), int(k) // 5, total) for k in kv]
+    assert many.tolist() == [scalar.predict_decode_ms(5, int(k), int(k) // 5, total) for k in kv]
     assert model.predict_decode_many(0, kv, total).tolist() == [0.0] * len(kv)
 
 
@@ -210,7 +211,8 @@ def test_what_a_model_raises_says_which_question_it_was(
 
 def test_errors_of_our_own_tree_pass_as_they_are() -> None:
     timer = PassTimer(Answers(RunError("the table ends at 8192")), EngineConfig())
-    for ask in (lambda: timer.prefill_ms(1, 5, 0), lambda: timer.decode_ms(1, 5)):
+    asks: list[Any] = [lambda: timer.prefill_ms(1, 5, 0), lambda: timer.decode_ms(1, 5)]
+    for ask in asks:
         with pytest.raises(RunError, match=r"^the table ends at 8192$"):
             ask()
 

@@ -19,7 +19,8 @@ ALWAYS = {"aic_nextn": 2, "aic_nextn_accept_rates": "1,1"}
 
 
 def bursts_of(**settings: Any) -> Rank:
-    return rank_of(**{"enable_prefix_caching": False} | ALWAYS | settings)
+    merged: dict[str, Any] = {"enable_prefix_caching": False} | ALWAYS | settings
+    return rank_of(**merged)
 
 
 def test_a_first_burst_costs_prefill_and_decode() -> None:  # V-80
