@@ -16,6 +16,7 @@ ON_A_GPU = """The same on an NVIDIA GPU:
   pip install 'passtime[gpu]'
   passtime devices
   passtime calibrate --device cuda --model llama-3.1-8b -o gpu.json
+  passtime engine --timing gpu.json -o engine.json
   passtime compare --engine engine.json --workload conversation --request-rate 4 \\
     --timing gpu.json"""
 
