@@ -71,13 +71,15 @@ class Content:
         self._page_tokens = page_tokens
         self._prompts = prompts
         self._block_tokens = trace_block_tokens
+        self._one_block = page_tokens <= trace_block_tokens  # holds the whole first page
 
     def enter(self, sequence: SteppedSequence) -> None:
         """A request arrived: remember what its prompt consists of."""
         row = sequence.row
-        sequence.block_ids = (row,) if self._prompts is None else tuple(self._prompts[row])
-        sequence.prompt_pages = sequence.prompt_tokens // self._page_tokens
-        sequence.first_key = self.key(sequence, 0)
+        block_ids = (row,) if self._prompts is None else self._prompts[row]
+        sequence.block_ids = block_ids
+        sequence.prompt_pages = pages = sequence.prompt_tokens // self._page_tokens
+        sequence.first_key = block_ids[0] if pages and self._one_block else self.key(sequence, 0)
 
     def key(self, sequence: SteppedSequence, page: int) -> Key:
         """What a child is found by: the trace blocks of its first page, or whose output it is."""

@@ -50,6 +50,7 @@ class RadixPages:
         self._decodes = decodes
         self._step_passes = step_passes
         self._root = Node(None, (), (), -1, 0, 0, 0)
+        self._root.locks = 2  # for ever: no eviction takes it, nobody has it alone
         self._candidates: list[tuple[int, int, Node]] = []
         self._entries = count()
         self._now = 0  # age of what happened last
@@ -80,14 +81,18 @@ class RadixPages:
 
     def acquire(self, sequence: SteppedSequence, match: Match, end: int) -> bool:
         """Open a lease for the first ``end`` tokens, after ``match``, if there is room (S-21)."""
-        node = self._lock_match(match.edges)
+        edges = match.edges
+        node = self._lock_match(edges) if edges else self._root
         pages = -(-end // self._page_tokens) - node.end
-        if pages > self.free + self.evictable:
-            self._unlock(node)
-            return False
-        self.take(pages)
-        sequence.node = self._root
-        self._move(sequence, node)
+        if pages > self.free:
+            if pages > self.free + self.evictable:
+                self._unlock(node, 0)
+                return False
+            self._evict(pages - self.free, None)
+        self.free -= pages
+        sequence.node = node
+        if edges:
+            node.holders.append(sequence)
         sequence.cached_pages = node.end
         return True
 
@@ -107,33 +112,50 @@ class RadixPages:
             return
         if order is not None:
             self._had_token = order
-        node = sequence.node
-        age = None if order is None else self._step_age(self._step, order)
+            age = self._step_age(self._step, order)
+        else:
+            self._now = age = self._now + 1
+        node = touched = sequence.node
+        if node is self._root and sequence.first_key not in node.children:
+            self._hang(sequence, 0, end, age)
+            return
+        while touched.parent is not None:
+            touched.age = age
+            touched = touched.parent
         new_node = self._insert(sequence, end, age)
         if new_node is not node:
-            self._lock(new_node)
-            self._unlock(node)
+            self._lock(new_node, node)
             self._move(sequence, new_node)
         sequence.cached_pages = end
 
     def finish(self, sequence: SteppedSequence, tokens: int) -> None:
         """Leave the whole pages of ``tokens`` to the tree, free the rest (S-24)."""
-        self._catch_up(sequence)
+        age = self._catch_up(sequence)
         end = tokens // self._page_tokens
         self.free += -(-tokens // self._page_tokens) - end
         node = sequence.node
-        self._insert(sequence, end, None)
-        self._close(sequence, node)
+        if sequence.cached_pages < end:
+            self._now = age = self._now + 1
+            if node.locks == 1 and not node.children:
+                self._append(node, sequence, end)
+            else:
+                last = self._insert(sequence, end, age)
+                if last is not node:
+                    self._consider(last)
+        self._close(sequence, node, age)
 
     def release(self, sequence: SteppedSequence, tokens: int) -> None:
         """Give everything unpublished of ``tokens`` up (S-25)."""
-        self._catch_up(sequence)
+        age = self._catch_up(sequence)
         self.free += -(-tokens // self._page_tokens) - sequence.cached_pages
-        self._close(sequence, sequence.node)
+        self._close(sequence, sequence.node, age)
 
-    def _close(self, sequence: SteppedSequence, node: Node) -> None:
-        self._move(sequence, self._root)
-        self._unlock(node)
+    def _close(self, sequence: SteppedSequence, node: Node, age: int) -> None:
+        """End the lease at ``node``, whose path was touched at ``age``."""
+        if node.parent is not None:
+            node.holders.remove(sequence)
+            self._unlock(node, age)
+        sequence.node = self._root
         sequence.publishes_from = NEVER
 
     # --- What decoding has published (S-33.6) ---------------------------------------------------
@@ -145,52 +167,65 @@ class RadixPages:
 
     def _settle(self, node: Node) -> None:
         """Bring the edges of members that hold ``node`` up to date, before anything changes it."""
-        for member in list(node.holders):
-            self._settle_member(member)
+        holders = node.holders
+        if len(holders) == 1:
+            self._settle_member(holders[0])
+        else:
+            for member in holders.copy():
+                self._settle_member(member)
 
     def _settle_member(self, member: SteppedSequence) -> None:
         """A member alone on a leaf lengthened it; otherwise its output hangs below as a leaf."""
         if member.publishes_from < 0:
             return
         end = self._published_tokens(member) // self._page_tokens
-        if end <= member.cached_pages:
-            return
+        if end > member.cached_pages:
+            self._grow(member, end)
+
+    def _grow(self, member: SteppedSequence, end: int) -> None:
         node = member.node
-        if node.parent is not None and node.locks == 1 and not node.children:
+        if node.locks == 1 and not node.children:
             self._append(node, member, end)
+            member.cached_pages = end
         else:
-            leaf = self._new_child(node, member, member.cached_pages, end)
-            leaf.locks = 1
-            self._move(member, leaf)
-        member.cached_pages = end
+            self._hang(member, member.cached_pages, end, 0)
+
+    def _hang(self, sequence: SteppedSequence, start: int, end: int, age: int) -> None:
+        """Publish pages below a sequence's node, where there are none such."""
+        node = sequence.node
+        leaf = self._new_child(node, sequence, start, end)
+        leaf.locks = 1
+        leaf.age = age
+        leaf.holders.append(sequence)
+        if node is not self._root:
+            node.holders.remove(sequence)
+        sequence.node = leaf
+        sequence.cached_pages = end
 
     def _move(self, sequence: SteppedSequence, node: Node) -> None:
-        """A sequence's published prefix ends at another node.
+        """A sequence's published prefix ends further down, at ``node``.
 
         The root keeps no list: what hangs below it is a leaf of its own, whenever it is settled.
         """
-        if sequence.node.parent is not None:
+        if sequence.node is not self._root:
             sequence.node.holders.remove(sequence)
-        if node.parent is not None:
-            node.holders.append(sequence)
+        node.holders.append(sequence)
         sequence.node = node
 
-    def _catch_up(self, member: SteppedSequence) -> None:
-        """A lease is about to end: settle what it published, and how it aged its path."""
+    def _catch_up(self, member: SteppedSequence) -> int:
+        """A lease is about to end: settle what it published; how that aged its path, at last."""
         if member.publishes_from < 0:
-            return
-        self._settle(member.node)
-        self._settle_member(member)
-        published = self._published_tokens(member)
-        step = published - published % self._page_tokens - 1 - member.delta
-        if step < member.publishes_from:
-            return
-        age = self._step_age(step, member.order)
+            return 0
         node = member.node
-        while node.parent is not None:
-            if node.age < age:
-                node.age = age
-            node = node.parent
+        if node.locks != 1:  # others hold it too, or it is the root, which keeps no list
+            self._settle(node)
+        published = self._published_tokens(member)
+        rest = published % self._page_tokens
+        end = published // self._page_tokens
+        if end > member.cached_pages:
+            self._grow(member, end)
+        step = published - rest - 1 - member.delta
+        return self._step_age(step, member.order) if step >= member.publishes_from else 0
 
     def _step_age(self, step: int, order: int) -> int:
         return _phase_start(self._step_passes[step], _STEP) + order
@@ -216,15 +251,15 @@ class RadixPages:
 
     def _lock_match(self, edges: Sequence[Edge]) -> Node:
         """The node where a matched prefix ends, locked (S-15)."""
-        age = self._tick()
+        self._now = age = self._now + 1
         node = self._root
         for child, reached in edges:
             if reached == child.end:
-                self._touch(child, age)
+                child.age = age
                 node = child
             else:
                 node = self._split(child, reached)
-        self._lock(node)
+        self._lock(node, self._root)
         return node
 
     def _split(self, node: Node, page: int) -> Node:
@@ -248,41 +283,35 @@ class RadixPages:
 
     # --- Inserting (S-18) -----------------------------------------------------------------------
 
-    def _insert(self, sequence: SteppedSequence, end: int, age: int | None) -> Node:
-        """Offer pages up to ``end`` after the sequence's node; the node where they end.
+    def _insert(self, sequence: SteppedSequence, end: int, age: int) -> Node:
+        """Offer pages up to ``end``, some of them new, after the sequence's node, at ``age``.
 
-        Pages of content that the tree has already are free again. ``age`` None: a new one.
+        The node where they end: if it is another one, it is unlocked or held by others. Pages of
+        content that the tree has already are free again.
         """
         start, page = sequence.node, sequence.cached_pages
-        if page >= end:
-            return start
-        self._settle(start)
-        if age is None:
-            age = self._tick()
-        node = start
-        while node.parent is not None:
-            self._touch(node, age)
-            node = node.parent
+        if len(start.holders) > 1:
+            self._settle(start)
         node = start
         while page < end:
-            if self._may_grow(node, start):
+            if not node.children and (node.locks == 0 or (node.locks == 1 and node is start)):
                 if node.locks == 0:
                     self.evictable += end - page
                 self._append(node, sequence, end)
-                self._touch(node, age)
+                node.age = age
                 return node
             child = node.children.get(self._content.key(sequence, page))
             if child is None:
                 leaf = self._new_child(node, sequence, page, end)
                 self.evictable += end - page
-                self._touch(leaf, age)
+                leaf.age = age
                 return leaf
             if child.holders:
                 self._settle(child)
             reached = self._content.agree(child, sequence, end)
             self.free += reached - page
             if reached == child.end:
-                self._touch(child, age)
+                child.age = age
                 node = child
             else:
                 node = self._split(child, reached)
@@ -290,51 +319,46 @@ class RadixPages:
         return node
 
     @staticmethod
-    def _may_grow(node: Node, start: Node) -> bool:
-        if node.parent is None or node.children:
-            return False
-        return node.locks == 0 or (node is start and node.locks == 1)
-
-    @staticmethod
     def _append(node: Node, sequence: SteppedSequence, end: int) -> None:
         """Lengthen a leaf's edge up to page ``end`` of ``sequence``, whose path it is on."""
         if node.prompt_end == node.end:
+            if node.end < sequence.prompt_pages:
+                node.prompt_end = min(end, sequence.prompt_pages)
             node.block_ids = sequence.block_ids
-            node.prompt_end = max(node.end, min(end, sequence.prompt_pages))
             node.owner = sequence.row
         node.end = end
 
     def _new_child(self, parent: Node, sequence: SteppedSequence, start: int, end: int) -> Node:
         prompt_end = max(start, min(end, sequence.prompt_pages))
-        key = self._content.key(sequence, start)
+        key = self._content.key(sequence, start) if start else sequence.first_key
         child = Node(parent, key, sequence.block_ids, sequence.row, start, prompt_end, end)
         parent.children[key] = child
         return child
 
     # --- Locks and ages (S-13, S-17) ------------------------------------------------------------
 
-    def _lock(self, node: Node) -> None:
-        while node.parent is not None:
+    def _lock(self, node: Node, below: Node) -> None:
+        """Lock ``node`` and its ancestors below ``below``."""
+        while node is not below:
             if node.locks == 0:
                 self.evictable -= node.end - node.start
             node.locks += 1
+            assert node.parent is not None, "below is an ancestor"
             node = node.parent
 
-    def _unlock(self, node: Node) -> None:
-        while node.parent is not None:
+    def _unlock(self, node: Node, age: int) -> None:
+        """Unlock ``node`` and its ancestors, which were touched at ``age`` if not later."""
+        parent = node.parent
+        while parent is not None:
+            if node.age < age:
+                node.age = age
             node.locks -= 1
             if node.locks == 0:
                 self.evictable += node.end - node.start
-                self._consider(node)
-            node = node.parent
-
-    def _tick(self) -> int:
-        self._now += 1
-        return self._now
-
-    def _touch(self, node: Node, age: int) -> None:
-        node.age = age
-        self._consider(node)
+                if not node.children:
+                    heappush(self._candidates, (node.age, next(self._entries), node))
+            node = parent
+            parent = node.parent
 
     # --- Taking and evicting (S-19) -------------------------------------------------------------
 
@@ -351,19 +375,24 @@ class RadixPages:
 
     def _evict(self, pages: int, feeds: Callable[[int], int] | None) -> None:
         """Drop pages, oldest leaf first and from its tail, until ``pages`` are or none is left."""
-        while pages:
-            leaf = self._oldest_leaf()
-            if leaf is None:
-                return
-            taken = min(pages, leaf.end - leaf.start)
-            leaf.end -= taken
-            leaf.prompt_end = min(leaf.prompt_end, leaf.end)
+        candidates = self._candidates
+        while pages and candidates:
+            age, _, leaf = candidates[0]
+            if leaf.age != age or leaf.locks or leaf.children or leaf.parent is None:
+                heappop(candidates)  # no longer an unlocked leaf of that age
+                continue
+            length = leaf.end - leaf.start
+            taken = min(pages, length)
+            pages -= taken
             self.free += taken
             self.evictable -= taken
             self.evicted_pages += taken
-            pages -= taken
-            if leaf.start == leaf.end:
+            if taken == length:
+                heappop(candidates)
                 self._remove(leaf, feeds)
+            else:
+                leaf.end -= taken
+                leaf.prompt_end = min(leaf.prompt_end, leaf.end)
 
     def _remove(self, leaf: Node, feeds: Callable[[int], int] | None) -> None:
         parent = leaf.parent
@@ -380,17 +409,8 @@ class RadixPages:
 
     def _consider(self, node: Node) -> None:
         """Queue ``node`` for eviction if it is an unlocked leaf."""
-        if node.locks == 0 and not node.children and node.parent is not None:
+        if node.locks == 0 and not node.children:
             heappush(self._candidates, (node.age, next(self._entries), node))
-
-    def _oldest_leaf(self) -> Node | None:
-        candidates = self._candidates
-        while candidates:
-            age, _, node = candidates[0]
-            if node.age == age and node.locks == 0 and not node.children and node.parent:
-                return node
-            heappop(candidates)
-        return None
 
     def head_key(self, sequence: SteppedSequence, tokens: int) -> object:
         """Equal for sequences whose first ``tokens`` tokens are equal."""

@@ -5,7 +5,7 @@ Only decode passes move them; they are numbered on their own and called *steps* 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -60,7 +60,7 @@ class SteppedSequence:
         "row",
     )
 
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[int]
     cached_pages: int
     declining: bool
     delta: int
