@@ -29,8 +29,11 @@ class Room:
 
     def exceeds(self, tokens: int) -> bool:
         """Whether the room is larger than ``tokens``."""
-        if abs(self._estimate - tokens) > self._margin:
-            return self._estimate > tokens
+        surplus = self._estimate - tokens
+        if surplus > self._margin:
+            return True
+        if surplus < -self._margin:
+            return False
         reserved = 0.0
         for term in self._each_reserved():
             reserved += term * self._ratio

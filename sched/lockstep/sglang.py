@@ -129,7 +129,8 @@ class SglangLockstepRank:
         decodes, pool, queue = self._decodes, self.pool, self._queue
         steps = decodes.steps_to_finish()
         if wish is not None:
-            steps = self._blocked_steps(wish.room, steps)
+            _, _, _, tokens, _ = wish
+            steps = self._blocked_steps(tokens, steps)
         room = pool.free
         if not (queue.order_minds_evictions() or (looks and queue.head_minds_evictions())):
             room += pool.evictable
@@ -222,11 +223,12 @@ class SglangLockstepRank:
         reserved, ratio = self._decodes.reserved_tokens, self._ratio.value
         room = Room(attainable, reserved, ratio, self._each_reserved)
         batch = self._queue.take(wish, room, slots)
+        running, admitted = self.running, self._columns.admitted
         for sequence, prefix, end, is_first in batch:
             if is_first:
-                self._columns.admitted(sequence.row, now_ms, prefix)
+                admitted(sequence.row, now_ms, prefix)
             if end == sequence.known_tokens:
-                self.running[sequence] = None
+                running[sequence] = None
                 sequence.order = self._order
                 self._order += 1
         return batch
@@ -239,18 +241,17 @@ class SglangLockstepRank:
 
     def _prefill(self, batch: list[Chunk], number: int, now_ms: float) -> float:
         """Compute the batch, and give first tokens; how long it takes."""
-        duration_ms = self._prefill_ms(batch)
+        duration_ms = self._compute_ms(batch)
         progressed = False
         only_one: list[SteppedSequence] = []
         grows: list[SteppedSequence] = []
-        for sequence, prefix, end, _ in batch:
-            self.prefill_tokens += end - prefix
+        for sequence, _, end, _ in batch:
             if end > sequence.furthest_tokens:
                 sequence.furthest_tokens = end
                 progressed = True
             if end < sequence.known_tokens:
                 continue
-            remaining = sequence.remaining
+            remaining = sequence.final_tokens - end
             if remaining > 1:
                 grows.append(sequence)
             elif remaining:  # its only token needs no page (S-31)
@@ -270,12 +271,16 @@ class SglangLockstepRank:
             self._count_fruitless(now_ms)
         return duration_ms
 
-    def _prefill_ms(self, batch: list[Chunk]) -> float:
-        """How long the batch takes; every member counts, also one that computes nothing (S-49)."""
+    def _compute_ms(self, batch: list[Chunk]) -> float:
+        """Compute the batch; how long it takes.
+
+        Every member counts, also one that computes nothing (S-49).
+        """
         prefix_sum = isl_sum = 0
         for _, prefix, end, _ in batch:
             prefix_sum += prefix
             isl_sum += end
+        self.prefill_tokens = isl_sum - prefix_sum
         if self._whole_pass:
             return self._durations.pass_ms(self._prefill_shape(batch))
         mean_isl, mean_prefix = isl_sum // len(batch), prefix_sum // len(batch)
@@ -307,15 +312,16 @@ class SglangLockstepRank:
         fits = pages <= pool.free
         if fits:
             pool.take(pages)
+        step, publish, join = decodes.step, pool.publish, decodes.join
         for sequence in grows:
             if fits:
-                sequence.known_tokens += 1
+                sequence.known_tokens = known = sequence.known_tokens + 1
                 sequence.lead_pass = number
-                pool.publish(sequence, sequence.known_tokens)
-                sequence.publishes_from = decodes.step
+                publish(sequence, known)
+                sequence.publishes_from = step
             else:
                 self._unpublished.append(sequence)
-            decodes.join(sequence)
+            join(sequence)
         return fits and bool(grows)
 
     # --- Decode pass (S-33, S-34a) --------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TypeAlias
 
 from passtime.sched.config import EngineConfig
 from passtime.sched.lockstep.pages import NO_MATCH, Match, PagePool
@@ -11,28 +11,18 @@ from passtime.sched.lockstep.room import Room
 from passtime.sched.lockstep.steps import SteppedSequence
 from passtime.sched.sglang.admission import LPM_HEAD_TOKENS, LPM_QUEUE_LIMIT, PrefillLimits
 
+Chunk: TypeAlias = tuple[SteppedSequence, int, int, bool]
+"""A sequence's share of a prefill pass: (sequence, prefix, end, whether it is the first one).
 
-class Chunk(NamedTuple):
-    """A sequence's share of a prefill pass: tokens ``prefix`` … ``end`` are computed."""
+Tokens ``prefix`` … ``end`` are computed.
+"""
 
-    sequence: SteppedSequence
-    prefix: int
-    end: int
-    is_first: bool
+Wish: TypeAlias = tuple[int, int, int, int, Match]
+"""What the head of the queue would take next (S-38): (start, end, cost, room, match).
 
-
-class Wish(NamedTuple):
-    """What the head of the queue would take next: tokens ``start`` … ``end`` (S-38).
-
-    ``cost`` is their pages in tokens, ``room`` what has to be exceeded by the room there is.
-    ``match`` is the cached prefix that a first chunk starts from.
-    """
-
-    start: int
-    end: int
-    cost: int
-    room: int
-    match: Match
+Tokens ``start`` … ``end``; ``cost`` is their pages in tokens, ``room`` what has to be exceeded by
+the room there is. ``match`` is the cached prefix that a first chunk starts from.
+"""
 
 
 class PrefillQueue:
@@ -45,6 +35,8 @@ class PrefillQueue:
         self._limits = limits
         self._pool = pool
         self._page_tokens = config.block_tokens
+        self._input_tokens = limits.max_prefill_tokens
+        self._clip = limits.clip_max_new_tokens
         self._length_limit = config.max_model_len
         self._overlong = False  # whether prompts wait that will be rejected
         self._head_tokens = -(-LPM_HEAD_TOKENS // self._page_tokens) * self._page_tokens
@@ -132,60 +124,55 @@ class PrefillQueue:
 
         None if no room could let it in (S-38.2, 4).
         """
-        limits, size = self._limits, self._page_tokens
+        size = self._page_tokens
         if chunk_left is None:
-            chunk_left = limits.chunk_tokens
+            chunk_left = self._limits.chunk_tokens
         head = self.waiting[0]
         known, start, match = head.known_tokens, head.computed_tokens, NO_MATCH
         if not start:
             match = self._pool.match(head, known - 1 if head.output_limit else known)
             start = match.tokens
-        extension = known - start
-        taken = extension
-        if -(-extension // size) * size > chunk_left:
-            taken = min(extension, chunk_left // size * size)
-            if not taken:
+        cost = -(-(known - start) // size) * size
+        if cost <= chunk_left:
+            if cost > self._input_tokens:
                 return None
-        cost = -(-taken // size) * size
-        if cost > limits.max_prefill_tokens or cost > chunk_left:
+            remaining = head.final_tokens - known
+            reserve = remaining if remaining < self._clip else self._clip
+            return start, known, cost, cost + reserve, match
+        cost = chunk_left // size * size
+        if not cost or cost > self._input_tokens:
             return None
-        through = taken == extension
-        output_reserve = min(head.remaining, limits.clip_max_new_tokens) if through else 0
-        return Wish(start, start + taken, cost, cost + output_reserve, match)
+        return start, start + cost, cost, cost, match
 
     def take(self, wish: Wish | None, room: Room, slots: int) -> list[Chunk]:
         """Admit from the head, with its ``wish``, until one does not fit (S-38).
 
         A sequence that is only partly prefilled waits again, at the head (S-28.7).
         """
-        waiting = self.waiting
-        input_left, chunk_left = self._limits.max_prefill_tokens, self._limits.chunk_tokens
+        waiting, acquire, extend = self.waiting, self._pool.acquire, self._pool.extend
+        input_left, chunk_left = self._input_tokens, self._limits.chunk_tokens
         batch: list[Chunk] = []
-        while wish is not None and wish.cost <= input_left and room.exceeds(wish.room):
-            head = waiting[0]
-            is_first = head.computed_tokens == 0
-            if not self._lease(head, wish, is_first):
+        partial: list[SteppedSequence] = []
+        while wish is not None:
+            start, end, cost, tokens, match = wish
+            if cost > input_left or not room.exceeds(tokens):
                 break
+            head = waiting[0]
+            is_first = not head.computed_tokens
+            if not (acquire(head, match, end) if is_first else extend(head, end=end)):
+                break  # the pool does not have the pages (S-38.5)
+            head.computed_tokens = end
             waiting.popleft()
-            batch.append(Chunk(head, wish.start, wish.end, is_first))
-            room.charge(wish.room)
-            input_left -= wish.cost
-            chunk_left -= wish.cost
+            batch.append((head, start, end, is_first))
+            if end < head.known_tokens:
+                partial.append(head)
+            room.charge(tokens)
+            input_left -= cost
+            chunk_left -= cost
             goes_on = len(batch) < slots and waiting and chunk_left > 0
             wish = self.wish(chunk_left) if goes_on else None
-        for sequence, _, end, _ in batch:
-            if end < sequence.known_tokens:
-                self._pool.publish(sequence, end)
-                waiting.appendleft(sequence)
+        for sequence in partial:
+            self._pool.publish(sequence, sequence.computed_tokens)
+            waiting.appendleft(sequence)
         self._unsorted |= bool(batch)
         return batch
-
-    def _lease(self, head: SteppedSequence, wish: Wish, is_first: bool) -> bool:
-        """Get the pages of the head's chunk, if the pool has them (S-38.5)."""
-        if is_first:
-            got = self._pool.acquire(head, wish.match, wish.end)
-        else:
-            got = self._pool.extend(head, end=wish.end)
-        if got:
-            head.computed_tokens = wish.end
-        return got

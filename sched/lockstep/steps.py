@@ -26,6 +26,7 @@ class SteppedSequence:
 
     ``row``              of the workload.
     ``output_limit``     tokens it will have produced when it ends.
+    ``final_tokens``     prompt and those.
     ``known_tokens``     prompt and produced tokens.
     ``computed_tokens``  whose KV is there; a sequence in the queue, or just admitted.
     ``furthest_tokens``  the most that a prefill has ever computed of it.
@@ -44,6 +45,7 @@ class SteppedSequence:
         "declining",
         "delta",
         "earlier",
+        "final_tokens",
         "first_key",
         "first_step",
         "furthest_tokens",
@@ -75,6 +77,7 @@ class SteppedSequence:
         self.row = row
         self.prompt_tokens = prompt_tokens
         self.output_limit = output_limit
+        self.final_tokens = prompt_tokens + output_limit
         self.known_tokens = prompt_tokens
         self.computed_tokens = 0
         self.furthest_tokens = 0
@@ -83,11 +86,6 @@ class SteppedSequence:
         self.first_step = 0
         self.last_step = NEVER
         self.earlier: list[tuple[int, int, int]] | None = None
-
-    @property
-    def remaining(self) -> int:
-        """Output tokens still to produce, by ``known_tokens``."""
-        return self.prompt_tokens + self.output_limit - self.known_tokens
 
     def end_series(self, last_step: int) -> None:
         """The present series of tokens is over, with ``last_step`` or before it began."""
@@ -136,20 +134,22 @@ class StepDecodes:
         step = self.step
         sequence.delta = delta = sequence.known_tokens - step
         sequence.first_step = step
-        sequence.last_step = last = step + sequence.remaining - 1
+        sequence.last_step = last = sequence.final_tokens - delta - 1
         self.count += 1
         self._delta_sum += delta
         self.takers[-delta % self.page_tokens] += 1
-        if last not in self._finishing:
-            self._finishing[last] = []
+        finishing = self._finishing.get(last)
+        if finishing is None:
+            finishing = self._finishing[last] = []
             heappush(self._finish_steps, last)
-        self._finishing[last].append((sequence.order, sequence))
+        finishing.append((sequence.order, sequence))
         turn = last + 1 - self._clip
-        sequence.declining = turn <= step
-        if sequence.declining:
+        if turn <= step:
+            sequence.declining = True
             self._declining += 1
             self._declining_lasts += last
         else:
+            sequence.declining = False
             self._capped += 1
             self._turning.setdefault(turn, []).append((sequence.order, sequence))
         if self._longest is not None:
