@@ -447,7 +447,7 @@ def test_equal_inputs_give_equal_bytes() -> None:
 
 def test_the_document_says_its_schema_and_undefined_is_null() -> None:
     read = json.loads(document().to_json())
-    assert list(read) == ["schema", "inputs", "summary", "counts", "coverage"]
+    assert list(read) == ["schema", "inputs", "summary", "counts", "coverage", "intervals"]
     assert read["schema"] == 1
     assert read["inputs"] == {"timing": "by hand"}
     assert read["summary"]["power_w"] is None
