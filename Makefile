@@ -3,6 +3,7 @@
 # make lint   ruff and mypy
 # make bench  accuracy, and ours against the reference where its venv exists
 # make gpu    everything that needs an NVIDIA GPU, in one command under ten minutes
+# make newest the kernel tests on the newest triton (optional, 1 GB)
 # make parity random workloads, ours against the reference (MINUTES=10, BACKENDS=vllm,trtllm,sglang)
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ SEED ?= 0
 BACKENDS ?= vllm,trtllm,sglang
 OUT ?= gpu-out
 
-.PHONY: demo test lint bench gpu parity clean
+.PHONY: demo test lint bench gpu newest parity clean
 
 demo: .venv-demo/.done
 	.venv-demo/bin/passtime demo
@@ -35,8 +36,11 @@ parity: .venv/.done .venv-reference/.done
 gpu:
 	.ci/gpu $(OUT)
 
+newest: .venv-newest/.done
+	.venv-newest/bin/python -m pytest -q -W default tests/kernels
+
 clean:
-	rm -rf .venv .venv-demo .venv-reference build *.egg-info src/*.egg-info
+	rm -rf .venv .venv-demo .venv-newest .venv-reference build *.egg-info src/*.egg-info
 
 .venv-demo/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-demo
@@ -49,6 +53,13 @@ clean:
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q 'torch==2.13.0' 'triton==3.6.0' 'numpy<2.4'
 	.venv/bin/pip install -q -e '.[report,cluster,dev]'
+	touch $@
+
+.venv-newest/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/pip install -q 'torch==2.13.0'
+	.venv-newest/bin/pip install -q --upgrade triton
+	.venv-newest/bin/pip install -q -e '.[dev]'
 	touch $@
 
 .venv-reference/.done:
