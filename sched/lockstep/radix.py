@@ -46,7 +46,8 @@ class RadixPages:
         self.evictable = 0
         self.evicted_pages = 0
         self._page_tokens = page_tokens
-        self._content = Content(page_tokens, prompts, trace_block_tokens)
+        self._content = content = Content(page_tokens, prompts, trace_block_tokens)
+        self.enter = content.enter
         self._decodes = decodes
         self._step_passes = step_passes
         self._root = Node(None, (), (), -1, 0, 0, 0)
@@ -63,11 +64,6 @@ class RadixPages:
         self._now = _phase_start(pass_number, phase)
         self._step = self._decodes.step
         self._had_token = _EVERYBODY if step_is_over else 0
-
-    def enter(self, sequence: SteppedSequence) -> None:
-        """A request arrived: remember what its prompt consists of."""
-        self._content.enter(sequence)
-        sequence.publishes_from = NEVER
 
     # --- Leases (S-21 … S-25) -------------------------------------------------------------------
 
@@ -130,40 +126,74 @@ class RadixPages:
 
     def finish(self, sequence: SteppedSequence, tokens: int) -> None:
         """Leave the whole pages of ``tokens`` to the tree, free the rest (S-24)."""
-        age = self._catch_up(sequence)
-        end = tokens // self._page_tokens
-        self.free += -(-tokens // self._page_tokens) - end
-        node = sequence.node
-        if sequence.cached_pages < end:
+        end, rest = divmod(tokens, self._page_tokens)
+        if rest:
+            self.free += 1
+        published = self._published_pages(sequence)
+        if end > published:
             self._now = age = self._now + 1
-            if node.locks == 1 and not node.children:
-                self._append(node, sequence, end)
-            else:
+        else:
+            age = self._published_at(sequence, published)
+        leaf = sequence.node
+        if leaf.locks == 1 and not leaf.children:
+            if end > leaf.end:
+                self._append(leaf, sequence, end)
+        else:
+            self._settle_all(sequence, published)
+            if end > published:
                 last = self._insert(sequence, end, age)
-                if last is not node:
+                if last is not sequence.node:
                     self._consider(last)
-        self._close(sequence, node, age)
+        self._close(sequence, age)
 
     def release(self, sequence: SteppedSequence, tokens: int) -> None:
         """Give everything unpublished of ``tokens`` up (S-25)."""
-        age = self._catch_up(sequence)
+        published = self._published_pages(sequence)
+        age = self._published_at(sequence, published)
+        self._settle_all(sequence, published)
         self.free += -(-tokens // self._page_tokens) - sequence.cached_pages
-        self._close(sequence, sequence.node, age)
-
-    def _close(self, sequence: SteppedSequence, node: Node, age: int) -> None:
-        """End the lease at ``node``, whose path was touched at ``age``."""
-        if node.parent is not None:
-            node.holders.remove(sequence)
-            self._unlock(node, age)
+        self._close(sequence, age)
         sequence.node = self._root
         sequence.publishes_from = NEVER
 
+    def _close(self, sequence: SteppedSequence, age: int) -> None:
+        """End a lease whose path was touched at ``age`` for the last time."""
+        node = sequence.node
+        if node is not self._root:
+            node.holders.remove(sequence)
+            self._unlock(node, age)
+
+    def _unlock(self, node: Node, age: int) -> None:
+        """Unlock ``node`` and its ancestors, which were touched at ``age``, if not later."""
+        parent = node.parent
+        while parent is not None:
+            if node.age < age:
+                node.age = age
+            node.locks -= 1
+            if node.locks == 0:
+                self.evictable += node.end - node.start
+                if not node.children:
+                    heappush(self._candidates, (node.age, next(self._entries), node))
+            node = parent
+            parent = node.parent
+
     # --- What decoding has published (S-33.6) ---------------------------------------------------
 
-    def _published_tokens(self, member: SteppedSequence) -> int:
-        """Tokens of a decoding member at its latest publication; its last one has none."""
+    def _published_pages(self, member: SteppedSequence) -> int:
+        """Pages that a sequence has published, by decoding too; its last token is not."""
+        if member.publishes_from < 0:
+            return member.cached_pages
         steps = self._step + (member.order < self._had_token)
-        return min(steps, member.last_step) + member.delta
+        last = member.last_step
+        return ((steps if steps < last else last) + member.delta) // self._page_tokens
+
+    def _published_at(self, member: SteppedSequence, pages: int) -> int:
+        """The age of the last of these pages, 0 if it did not come by decoding."""
+        first = member.publishes_from
+        if first < 0:
+            return 0
+        step = pages * self._page_tokens - 1 - member.delta
+        return self._step_age(step, member.order) if step >= first else 0
 
     def _settle(self, node: Node) -> None:
         """Bring the edges of members that hold ``node`` up to date, before anything changes it."""
@@ -176,11 +206,16 @@ class RadixPages:
 
     def _settle_member(self, member: SteppedSequence) -> None:
         """A member alone on a leaf lengthened it; otherwise its output hangs below as a leaf."""
-        if member.publishes_from < 0:
-            return
-        end = self._published_tokens(member) // self._page_tokens
+        end = self._published_pages(member)
         if end > member.cached_pages:
             self._grow(member, end)
+
+    def _settle_all(self, sequence: SteppedSequence, end: int) -> None:
+        """As _settle, of a sequence's node, and of a sequence that has published ``end`` pages."""
+        if sequence.node.locks != 1:  # others hold it too, or it is the root, which keeps no list
+            self._settle(sequence.node)
+        if end > sequence.cached_pages:
+            self._grow(sequence, end)
 
     def _grow(self, member: SteppedSequence, end: int) -> None:
         node = member.node
@@ -211,21 +246,6 @@ class RadixPages:
             sequence.node.holders.remove(sequence)
         node.holders.append(sequence)
         sequence.node = node
-
-    def _catch_up(self, member: SteppedSequence) -> int:
-        """A lease is about to end: settle what it published; how that aged its path, at last."""
-        if member.publishes_from < 0:
-            return 0
-        node = member.node
-        if node.locks != 1:  # others hold it too, or it is the root, which keeps no list
-            self._settle(node)
-        published = self._published_tokens(member)
-        rest = published % self._page_tokens
-        end = published // self._page_tokens
-        if end > member.cached_pages:
-            self._grow(member, end)
-        step = published - rest - 1 - member.delta
-        return self._step_age(step, member.order) if step >= member.publishes_from else 0
 
     def _step_age(self, step: int, order: int) -> int:
         return _phase_start(self._step_passes[step], _STEP) + order
@@ -329,7 +349,11 @@ class RadixPages:
         node.end = end
 
     def _new_child(self, parent: Node, sequence: SteppedSequence, start: int, end: int) -> Node:
-        prompt_end = max(start, min(end, sequence.prompt_pages))
+        prompt_end = sequence.prompt_pages
+        if prompt_end > end:
+            prompt_end = end
+        elif prompt_end < start:
+            prompt_end = start
         key = self._content.key(sequence, start) if start else sequence.first_key
         child = Node(parent, key, sequence.block_ids, sequence.row, start, prompt_end, end)
         parent.children[key] = child
@@ -345,20 +369,6 @@ class RadixPages:
             node.locks += 1
             assert node.parent is not None, "below is an ancestor"
             node = node.parent
-
-    def _unlock(self, node: Node, age: int) -> None:
-        """Unlock ``node`` and its ancestors, which were touched at ``age`` if not later."""
-        parent = node.parent
-        while parent is not None:
-            if node.age < age:
-                node.age = age
-            node.locks -= 1
-            if node.locks == 0:
-                self.evictable += node.end - node.start
-                if not node.children:
-                    heappush(self._candidates, (node.age, next(self._entries), node))
-            node = parent
-            parent = node.parent
 
     # --- Taking and evicting (S-19) -------------------------------------------------------------
 
@@ -382,7 +392,7 @@ class RadixPages:
                 heappop(candidates)  # no longer an unlocked leaf of that age
                 continue
             length = leaf.end - leaf.start
-            taken = min(pages, length)
+            taken = length if length < pages else pages
             pages -= taken
             self.free += taken
             self.evictable -= taken
@@ -392,7 +402,8 @@ class RadixPages:
                 self._remove(leaf, feeds)
             else:
                 leaf.end -= taken
-                leaf.prompt_end = min(leaf.prompt_end, leaf.end)
+                if leaf.prompt_end > leaf.end:
+                    leaf.prompt_end = leaf.end
 
     def _remove(self, leaf: Node, feeds: Callable[[int], int] | None) -> None:
         parent = leaf.parent

@@ -209,12 +209,14 @@ class LockstepReplay:
         """Hand the rank what arrives up to ``now_ms``."""
         due = self._source.due(now_ms)
         workload, limit = self._workload, self._launch.engine.max_model_len
+        prompts, outputs = workload.input_tokens, workload.output_tokens
+        times_ms, submit, sequence = self._columns.arrival_ms, self._rank.submit, self._sequence
         for arrival_ms, row in due:
-            prompt, output = workload.input_tokens[row], workload.output_tokens[row]
+            prompt, output = prompts[row], outputs[row]
             if limit is not None:
                 output = min(output, max(0, limit - prompt))
-            self._columns.arrival_ms[row] = arrival_ms
-            self._rank.submit(self._sequence(row, prompt, output))
+            times_ms[row] = arrival_ms
+            submit(sequence(row, prompt, output))
         self.in_flight += len(due)
 
     def _complete(self, end_ms: float) -> None:
@@ -226,14 +228,14 @@ class LockstepReplay:
             self._apply_ends(rank.ended, rank.rejected, end_ms)
 
     def _apply_ends(self, ended: list[Any], rejected: list[Any], end_ms: float) -> None:
-        columns, source = self._columns, self._source
-        last = self._completed_passes - 1
+        columns, source_ended = self._columns, self._source.ended
+        completed, last = columns.completed, self._completed_passes - 1
         for sequence in ended:
-            columns.completed(sequence, last)
-            source.ended(sequence.row, end_ms)
+            completed(sequence, last)
+            source_ended(sequence.row, end_ms)
         for sequence in rejected:
             columns.rejected(sequence.row, last)
-            source.ended(sequence.row, end_ms)
+            source_ended(sequence.row, end_ms)
         self.in_flight -= len(ended) + len(rejected)
 
     def _wait(self) -> bool:

@@ -70,7 +70,6 @@ class SteppedSequence:
     head: object
     node: Node
     prompt_pages: int
-    publishes_from: int
 
     def __init__(self, row: int, prompt_tokens: int, output_limit: int) -> None:
         """A request that waits for the first time."""
@@ -85,6 +84,7 @@ class SteppedSequence:
         self.lead_pass = NEVER
         self.first_step = 0
         self.last_step = NEVER
+        self.publishes_from = NEVER
         self.earlier: list[tuple[int, int, int]] | None = None
 
     def end_series(self, last_step: int) -> None:
