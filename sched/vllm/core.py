@@ -27,6 +27,7 @@ from passtime.sched.pass_timer import PassTimer
 from passtime.sched.speculative import AcceptanceSampler
 from passtime.sched.timing import TimingModel
 from passtime.sched.vllm.commands import CommandedRank
+from passtime.sched.vllm.interval import PrefillGate
 from passtime.sched.vllm.requests import RequestState, RequestStatus
 from passtime.sched.vllm.scheduled import ScheduledPass, WorkItem
 
@@ -60,19 +61,17 @@ class VllmCore(CommandedRank):
         self._sampler = AcceptanceSampler(
             seed=(config.aic_mtp_seed + seed_offset) % 2**64, rates=self._rates
         )
-        self._prefill_interval = config.prefill_schedule_interval if dp_size > 1 else 1
-        self._group_passes = 0
-        self._prefill_backlog = False  # an open pass left somebody waiting (V-89)
+        self._gate = PrefillGate(config.prefill_schedule_interval, dp_size=dp_size)
         self._burst_reservation = 0  # blocks promised to the bursts of this pass (V-81)
 
     def execute_pass(self, now_ms: float) -> RankPass:
         """Schedule, compute and emit one pass (V-10); all state changes happen now."""
         work = ScheduledPass(self.config.token_budget, counts_prefill=self._prefills)
-        work.prefills = self._prefills_now()
+        work.prefills = self._gate.is_open(self.running)
         self._schedule_running(work, now_ms)
         self._schedule_waiting(work, now_ms)
         if not work.preempted:
-            self._prefill_backlog = work.prefills and bool(self.waiting)
+            self._gate.scheduled(was_open=work.prefills, leaves_waiting=bool(self.waiting))
         outputs: list[Output] = []
         events: list[LifecycleEvent] = []
         self._complete_without_token(outputs, events)
@@ -108,21 +107,11 @@ class VllmCore(CommandedRank):
 
     def settle_group(self, *, group_prefilled: bool, group_worked: bool) -> None:
         """One more pass of the group since it was last drained (V-89)."""
-        self._group_passes += 1
+        self._gate.group_passed()
 
     def group_drained(self) -> None:
         """The count of the prefill interval starts anew (V-89)."""
-        self._group_passes = 0
-
-    def _prefills_now(self) -> bool:
-        """Whether this pass may compute prompts (V-89).
-
-        Only ranks of an attention-DP group hold prefills back, to every N-th pass of the group,
-        and only while they have somebody to decode.
-        """
-        if self._group_passes % self._prefill_interval == 0 or self._prefill_backlog:
-            return True
-        return not any(r.computed >= r.prompt_tokens for r in self.running)
+        self._gate.group_drained()
 
     # --- Scheduling (V-20 … V-45) ---------------------------------------------------------------
 
@@ -136,7 +125,7 @@ class VllmCore(CommandedRank):
         while index < len(self.running) and work.budget > 0:
             request = self.running[index]
             if not work.prefills and request.computed < request.prompt_tokens:
-                index += 1
+                index += 1  # held back, while later ones are served (V-89)
                 continue
             verdict = self._schedule(request, work, now_ms, credit=None)
             if verdict is Verdict.BLOCKED:
@@ -232,8 +221,8 @@ class VllmCore(CommandedRank):
         rest = length - before
         if not self.config.enable_chunked_prefill and prompt - prompt_before > work.budget:
             return Verdict.BLOCKED
-        if not work.prefills and rest > 1 and credit is not None:
-            return Verdict.BLOCKED
+        if not work.prefills and credit is not None and rest > 1:
+            return Verdict.BLOCKED  # held back; a head with one token or none goes on (V-89)
         want = min(rest, work.budget)
         if want == 0 and rest > 0:
             return Verdict.BLOCKED
