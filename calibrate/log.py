@@ -177,20 +177,12 @@ def read_log(path: str | os.PathLike[str]) -> Log:
 
     A last line without its newline is what a kill in mid-write leaves: it is counted, not read.
     """
-    source = os.fspath(path)
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise DocumentError(f"{source}: {error.strerror}") from None
-    return _parse(content, source)
+    return _parse(_content(path), os.fspath(path))
 
 
 def log_hash(path: str | os.PathLike[str]) -> str:
     """``sha256:…`` of the log's complete lines: the identity that a profile records."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise DocumentError(f"{os.fspath(path)}: {error.strerror}") from None
+    content = _content(path)
     complete = content[: content.rfind(b"\n") + 1]
     return f"sha256:{hashlib.sha256(complete).hexdigest()}"
 
@@ -286,6 +278,20 @@ def require_same_run(found: Header, wanted: Header, source: str) -> None:
 # --- Reading --------------------------------------------------------------------------------------
 
 
+def _content(path: str | os.PathLike[str]) -> bytes:
+    _require_regular_file(path)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{os.fspath(path)}: {error.strerror}") from None
+
+
+def _require_regular_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what has no end (/dev/zero) or keeps nothing (/dev/null); absent files are fine."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DocumentError(f"{os.fspath(path)}: a measurement log has to be a regular file")
+
+
 def _parse(content: bytes, source: str) -> Log:
     *complete, torn = content.split(b"\n")
     if not complete:
@@ -365,6 +371,7 @@ def _visits_of(note: Note) -> list[VisitKey]:
 
 def _open_locked(path: str | os.PathLike[str]) -> IO[bytes]:
     source = os.fspath(path)
+    _require_regular_file(path)
     try:
         file = os.fdopen(os.open(source, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
     except OSError as error:

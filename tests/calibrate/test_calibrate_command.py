@@ -251,6 +251,15 @@ def test_profile_and_log_are_two_files(
     assert not typed.profile.exists()
 
 
+def test_a_log_has_to_be_a_regular_file(
+    typed: Typed, here: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, out, err = here(*typed.arguments("--log", "/dev/full"))
+    assert code == 2
+    assert err == "passtime calibrate: /dev/full: a measurement log has to be a regular file\n"
+    assert out == ""
+
+
 def test_a_folder_that_does_not_exist_is_named(
     typed: Typed, here: Callable[..., tuple[int, str, str]]
 ) -> None:

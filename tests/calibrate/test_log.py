@@ -1,5 +1,6 @@
 """The measurement log: what is written is on disk, what is torn or wrong is told from it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -242,3 +243,22 @@ def test_elapsed_budget_is_that_of_the_last_visit() -> None:
         notes=(),
     )
     assert log.elapsed_s == 2.5
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/full", "/dev/null", "/dev"])
+def test_a_log_that_is_no_regular_file_is_refused_unread(path: str) -> None:
+    refused = pytest.raises(DocumentError, match=f"{path}: a measurement log has to be a regular")
+    with refused:
+        read_log(path)
+    with refused:
+        log_hash(path)
+    with refused:
+        LogWriter.create(path, HEADER)
+    with refused:
+        LogWriter.resume(path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DocumentError, match="regular file"):
+        LogWriter.resume(tmp_path / "pipe")
