@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -69,10 +68,13 @@ class TimedSource:
 
     def due(self, now_ms: float) -> list[tuple[float, int]]:
         """Everything up to ``now_ms``."""
-        start = self._next
-        self._next = end = bisect_right(self._times_ms, now_ms, start)
-        self.next_ms = self._times_ms[end]
-        return list(zip(self._times_ms[start:end], self._rows[start:end], strict=True))
+        times_ms, start = self._times_ms, self._next
+        end = start
+        while times_ms[end] <= now_ms:  # few are due at once, and the last of all times is never
+            end += 1
+        self._next = end
+        self.next_ms = times_ms[end]
+        return list(zip(times_ms[start:end], self._rows[start:end], strict=True))
 
     def ended(self, row: int, now_ms: float) -> None:
         """Nothing depends on it."""

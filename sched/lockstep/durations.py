@@ -180,12 +180,16 @@ class FixedDurations(Durations):
     ) -> None:
         """The decode constant, added again and again."""
         step_ms = self._decode_ms
-        if passes == 1:
-            ends_ms.append(now_ms + step_ms)
-            return
         cuts = cut_ms != math.inf
         if cuts and step_ms > 0:
             passes = min(passes, max(1, int((cut_ms - now_ms) / step_ms) + 2))
+        if passes < _FEW_PASSES:
+            for _ in range(passes):
+                now_ms += step_ms
+                ends_ms.append(now_ms)
+                if now_ms >= cut_ms:
+                    return
+            return
         start = len(ends_ms)
         if passes < _MANY_PASSES:
             sums = accumulate(repeat(step_ms, passes), initial=now_ms)

@@ -71,20 +71,23 @@ class Content:
         self._page_tokens = page_tokens
         self._prompts = prompts
         self._block_tokens = trace_block_tokens
-        self._one_block = page_tokens <= trace_block_tokens  # holds the whole first page
+        self._pages_per_block = 0  # if it is a whole number, and prompts are told apart
+        if prompts is not None and trace_block_tokens % page_tokens == 0:
+            self._pages_per_block = trace_block_tokens // page_tokens
 
     def enter(self, sequence: SteppedSequence) -> None:
         """A request arrived: remember what its prompt consists of."""
         row = sequence.row
-        block_ids = (row,) if self._prompts is None else self._prompts[row]
-        sequence.block_ids = block_ids
-        sequence.prompt_pages = pages = sequence.prompt_tokens // self._page_tokens
-        sequence.first_key = block_ids[0] if pages and self._one_block else self.key(sequence, 0)
+        sequence.block_ids = (row,) if self._prompts is None else self._prompts[row]
+        sequence.prompt_pages = sequence.prompt_tokens // self._page_tokens
+        sequence.first_key = self.key(sequence, 0)
 
     def key(self, sequence: SteppedSequence, page: int) -> Key:
         """What a child is found by: the trace blocks of its first page, or whose output it is."""
         if page >= sequence.prompt_pages:
             return (sequence.row,)  # a page of output; of several blocks a page has two at least
+        if self._pages_per_block:
+            return sequence.block_ids[page // self._pages_per_block]
         return self.block_key(sequence.block_ids, page)
 
     def block_key(self, block_ids: Sequence[int], page: int) -> Key:
@@ -96,8 +99,15 @@ class Content:
         return block_ids[first] if first == last else tuple(block_ids[first : last + 1])
 
     def agree(self, node: Node, sequence: SteppedSequence, end: int) -> int:
-        """The page up to which ``node`` and a sequence that reaches it agree, at most ``end``."""
-        page, limit = node.start, min(node.prompt_end, sequence.prompt_pages, end)
+        """The page up to which ``node`` and a sequence agree, at most ``end``.
+
+        The sequence was led there by its key: they agree on the first page.
+        """
+        page, limit = node.start, sequence.prompt_pages
+        if node.prompt_end < limit:
+            limit = node.prompt_end
+        if end < limit:
+            limit = end
         if page < limit:
             page = self._common_pages(node.block_ids, sequence.block_ids, page, limit)
         if page == node.prompt_end and page >= sequence.prompt_pages and node.owner == sequence.row:
@@ -105,12 +115,12 @@ class Content:
         return page
 
     def _common_pages(self, ours: Sequence[int], theirs: Sequence[int], page: int, end: int) -> int:
-        """Pages up to ``end`` on which two prompts agree that do so up to ``page``."""
+        """Pages up to ``end`` on which two prompts agree that do so on ``page`` and before."""
         if ours is theirs or self._prompts is None:
             return end
         size, block = self._page_tokens, self._block_tokens
-        same, different = page * size // block, -(-end * size // block)
-        if ours[same:different] == theirs[same:different]:
+        same, different = page * size // block + 1, -(-end * size // block)
+        if same >= different or ours[same:different] == theirs[same:different]:
             return end
         while different - same > 1:  # ours[:same] agree, ours[:different] do not
             middle = (same + different) // 2

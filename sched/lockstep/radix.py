@@ -60,10 +60,13 @@ class RadixPages:
 
     def at(self, pass_number: int, *, step_is_over: bool = False) -> None:
         """What follows happens in that pass: before, or after, the tokens of its step."""
-        phase = _COMPLETIONS if step_is_over else _ADMISSION
-        self._now = _phase_start(pass_number, phase)
         self._step = self._decodes.step
-        self._had_token = _EVERYBODY if step_is_over else 0
+        if step_is_over:
+            self._now = (4 * pass_number + _COMPLETIONS) << _PHASE_BITS
+            self._had_token = _EVERYBODY
+        else:
+            self._now = (4 * pass_number + _ADMISSION) << _PHASE_BITS
+            self._had_token = 0
 
     # --- Leases (S-21 … S-25) -------------------------------------------------------------------
 
@@ -248,21 +251,22 @@ class RadixPages:
         sequence.node = node
 
     def _step_age(self, step: int, order: int) -> int:
-        return _phase_start(self._step_passes[step], _STEP) + order
+        return ((4 * self._step_passes[step] + _STEP) << _PHASE_BITS) + order
 
     # --- Looking up (S-14 … S-16) ---------------------------------------------------------------
 
     def _walk(self, sequence: SteppedSequence, end: int) -> list[Edge]:
         """Edges along the first ``end`` pages, and how far each agrees."""
         edges: list[Edge] = []
-        content, node, page = self._content, self._root, 0
+        key, agree = self._content.key, self._content.agree
+        node, page = self._root, 0
         while page < end:
-            child = node.children.get(content.key(sequence, page))
+            child = node.children.get(key(sequence, page))
             if child is None:
                 break
             if child.holders:
                 self._settle(child)
-            page = content.agree(child, sequence, end)
+            page = agree(child, sequence, end)
             edges.append((child, page))
             if page < child.end:
                 break
@@ -426,7 +430,3 @@ class RadixPages:
     def head_key(self, sequence: SteppedSequence, tokens: int) -> object:
         """Equal for sequences whose first ``tokens`` tokens are equal."""
         return self._content.head_key(sequence, tokens)
-
-
-def _phase_start(pass_number: int, phase: int) -> int:
-    return (4 * pass_number + phase) << _PHASE_BITS

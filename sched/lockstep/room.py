@@ -48,6 +48,11 @@ class Room:
         self._estimate -= tokens
 
 
+def may_exceed(attainable_tokens: int, reserved: float, tokens: int) -> bool:
+    """Whether what is not ``reserved`` might be more than ``tokens``; if not, it surely is not."""
+    return tokens < attainable_tokens - reserved + margin(attainable_tokens, reserved)
+
+
 def margin(attainable_tokens: int, reserved: float) -> float:
     """How far the estimate of a room may be from the sum of doubles, generously."""
     return 1e-9 * (1.0 + reserved) + 1e-12 * attainable_tokens

@@ -19,7 +19,7 @@ from passtime.sched.config import EngineConfig
 from passtime.sched.lockstep.durations import durations
 from passtime.sched.lockstep.pages import CountedPages, PagePool
 from passtime.sched.lockstep.radix import RadixPages
-from passtime.sched.lockstep.room import Room, margin
+from passtime.sched.lockstep.room import Room, may_exceed
 from passtime.sched.lockstep.sglang_queue import Chunk, PrefillQueue, Wish
 from passtime.sched.lockstep.step_columns import StepColumns
 from passtime.sched.lockstep.steps import NEVER, StepDecodes, SteppedSequence
@@ -107,11 +107,12 @@ class SglangLockstepRank:
             return None
         self.pool.at(len(self.ends_ms))
         self.ended, self.prefill_tokens = [], 0
-        self.rejected = self._queue.reject_overlong()
-        if self._queue.sorts:
-            self._queue.sort()
+        queue = self._queue
+        self.rejected = queue.reject_overlong() if queue.overlong else []
+        if queue.sorts:
+            queue.sort()
         looks = bool(self.waiting) and len(self.running) < self._limits.max_num_seqs
-        wish = self._queue.wish() if looks else None
+        wish = queue.wish() if looks else None
         if self._decodes.count and not (self.rejected or self._unpublished):
             steps = self._quiet_steps(looks, wish)
             if steps:
@@ -143,9 +144,11 @@ class SglangLockstepRank:
         decodes, size = self._decodes, self._page_tokens
         attainable = (self.pool.free + self.pool.evictable) * size
         ratio, after_decay = self._ratio.value, self._ratio.after_decay
+        if may_exceed(attainable, decodes.reserved_tokens * ratio, tokens):
+            return 0
         takers, first = decodes.takers, decodes.step
         for step, reserved in enumerate(decodes.reserved_ahead(steps), first):
-            if tokens < attainable - reserved * ratio + margin(attainable, reserved * ratio):
+            if may_exceed(attainable, reserved * ratio, tokens):
                 return step - first
             attainable -= takers[step % size] * size
             ratio = after_decay(ratio)

@@ -38,7 +38,7 @@ class PrefillQueue:
         self._input_tokens = limits.max_prefill_tokens
         self._clip = limits.clip_max_new_tokens
         self._length_limit = config.max_model_len
-        self._overlong = False  # whether prompts wait that will be rejected
+        self.overlong = False  # whether prompts wait that will be rejected
         self._head_tokens = -(-LPM_HEAD_TOKENS // self._page_tokens) * self._page_tokens
         self._unsorted = False
         self._any_hits = False  # whether anybody had some when the queue was last sorted
@@ -52,7 +52,7 @@ class PrefillQueue:
             sequence.head = self._pool.head_key(sequence, self._head_tokens)
         limit = self._length_limit
         if limit is not None and sequence.prompt_tokens >= limit:
-            self._overlong = True
+            self.overlong = True
 
     def come_back(self, retracted: list[SteppedSequence]) -> None:
         """Retracted sequences queue again (S-28.10)."""
@@ -62,9 +62,9 @@ class PrefillQueue:
     def reject_overlong(self) -> list[SteppedSequence]:
         """Take out the prompts that leave no room for output (S-28.2)."""
         limit = self._length_limit
-        if not self._overlong or limit is None:
+        if not self.overlong or limit is None:
             return []
-        self._overlong = False
+        self.overlong = False
         rejected = [s for s in self.waiting if s.prompt_tokens >= limit]
         kept = [s for s in self.waiting if s.prompt_tokens < limit]
         self.waiting.clear()

@@ -41,6 +41,8 @@ class NewTokenRatio:
 
     def decay(self, passes: int = 1) -> None:
         """Passes without prefill: trust a little more."""
+        if self.value == self._low:
+            return
         for _ in range(passes):
             before, self.value = self.value, self.after_decay(self.value)
             if self.value == before:
