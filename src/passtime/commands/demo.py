@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ON_A_GPU = """The same on an NVIDIA GPU:
-  pip install 'passtime[gpu]'
+  pip install '.[gpu]'
   passtime devices
   passtime calibrate --device cuda --model llama-3.1-8b -o gpu.json
   passtime engine --timing gpu.json -o engine.json
