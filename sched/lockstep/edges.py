@@ -43,8 +43,9 @@ class Node:
         start: int,
         prompt_end: int,
         end: int,
+        age: int,
     ) -> None:
-        """An unlocked edge of age 0."""
+        """An unlocked edge."""
         self.parent = parent
         self.key = key
         self.block_ids = block_ids
@@ -53,7 +54,7 @@ class Node:
         self.prompt_end = prompt_end
         self.end = end
         self.locks = 0
-        self.age = 0
+        self.age = age
         self.children: dict[Key, Node] = {}
         self.holders: list[SteppedSequence] = []
 

@@ -50,7 +50,7 @@ class RadixPages:
         self.enter = content.enter
         self._decodes = decodes
         self._step_passes = step_passes
-        self._root = Node(None, (), (), -1, 0, 0, 0)
+        self._root = Node(None, (), (), -1, 0, 0, 0, 0)
         self._root.locks = 2  # for ever: no eviction takes it, nobody has it alone
         self._candidates: list[tuple[int, int, Node]] = []
         self._entries = count()
@@ -129,8 +129,8 @@ class RadixPages:
 
     def finish(self, sequence: SteppedSequence, tokens: int) -> None:
         """Leave the whole pages of ``tokens`` to the tree, free the rest (S-24)."""
-        end, rest = divmod(tokens, self._page_tokens)
-        if rest:
+        end = tokens // self._page_tokens
+        if tokens % self._page_tokens:
             self.free += 1
         published = self._published_pages(sequence)
         if end > published:
@@ -231,9 +231,8 @@ class RadixPages:
     def _hang(self, sequence: SteppedSequence, start: int, end: int, age: int) -> None:
         """Publish pages below a sequence's node, where there are none such."""
         node = sequence.node
-        leaf = self._new_child(node, sequence, start, end)
+        leaf = self._new_child(node, sequence, start, end, age)
         leaf.locks = 1
-        leaf.age = age
         leaf.holders.append(sequence)
         if node is not self._root:
             node.holders.remove(sequence)
@@ -277,13 +276,17 @@ class RadixPages:
         """The node where a matched prefix ends, locked (S-15)."""
         self._now = age = self._now + 1
         node = self._root
+        unlocked = 0
         for child, reached in edges:
             if reached == child.end:
                 child.age = age
                 node = child
             else:
                 node = self._split(child, reached)
-        self._lock(node, self._root)
+            if node.locks == 0:
+                unlocked += node.end - node.start
+            node.locks += 1
+        self.evictable -= unlocked
         return node
 
     def _split(self, node: Node, page: int) -> Node:
@@ -291,9 +294,16 @@ class RadixPages:
         assert node.parent is not None, "the root has no edge to split"
         prompt_end = min(node.prompt_end, page)
         upper = Node(
-            node.parent, node.key, node.block_ids, node.owner, node.start, prompt_end, page
+            node.parent,
+            node.key,
+            node.block_ids,
+            node.owner,
+            node.start,
+            prompt_end,
+            page,
+            node.age,
         )
-        upper.locks, upper.age = node.locks, node.age
+        upper.locks = node.locks
         node.parent.children[node.key] = upper
         node.parent = upper
         node.start, node.prompt_end = page, max(node.prompt_end, page)
@@ -326,10 +336,8 @@ class RadixPages:
                 return node
             child = node.children.get(self._content.key(sequence, page))
             if child is None:
-                leaf = self._new_child(node, sequence, page, end)
                 self.evictable += end - page
-                leaf.age = age
-                return leaf
+                return self._new_child(node, sequence, page, end, age)
             if child.holders:
                 self._settle(child)
             reached = self._content.agree(child, sequence, end)
@@ -352,14 +360,16 @@ class RadixPages:
             node.owner = sequence.row
         node.end = end
 
-    def _new_child(self, parent: Node, sequence: SteppedSequence, start: int, end: int) -> Node:
+    def _new_child(
+        self, parent: Node, sequence: SteppedSequence, start: int, end: int, age: int
+    ) -> Node:
         prompt_end = sequence.prompt_pages
         if prompt_end > end:
             prompt_end = end
         elif prompt_end < start:
             prompt_end = start
         key = self._content.key(sequence, start) if start else sequence.first_key
-        child = Node(parent, key, sequence.block_ids, sequence.row, start, prompt_end, end)
+        child = Node(parent, key, sequence.block_ids, sequence.row, start, prompt_end, end, age)
         parent.children[key] = child
         return child
 
