@@ -125,7 +125,7 @@ def _clock_notes(workload: Workload) -> list[str]:
     if latest - earliest > _LONGEST_SPAN_MS:
         years = (latest - earliest) / (_LONGEST_SPAN_MS / 10)
         raise TraceError(
-            f"{workload.source}: timestamps span {years:.1f} years, from {earliest:.15g} to "
+            f"{workload.source}: timestamps span {years:.3g} years, from {earliest:.15g} to "
             f"{latest:.15g} ms: they mix an epoch clock with a relative one"
         )
     notes = []

@@ -126,7 +126,7 @@ class _Columns:
                 f"trace line {line}: session {session} turn {turn} must have a positive "
                 f"input_length, found {tokens}"
             )
-        elif tokens > capacity and row.hash_ids:
+        elif tokens > capacity and _first(row.hash_ids) is not None:
             add(f"trace line {line} input_length {tokens} exceeds hash_ids capacity {capacity}")
         output = _first(row.output_length, row.output_tokens)
         planned = _first(row.output_token_ids)

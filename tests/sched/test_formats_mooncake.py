@@ -98,6 +98,10 @@ def test_surplus_hash_ids_are_cut(tmp_path: Path) -> None:
             "line 1 input_length 33 exceeds hash_ids capacity 32",
         ),
         (
+            row(input_length=33, hash_ids=[]),
+            "line 1 input_length 33 exceeds hash_ids capacity 0",
+        ),
+        (
             row(output_length=2, output_token_ids=[1, 2, 3]),
             "trace line 1 output_length 2 does not match output_token_ids length 3",
         ),
