@@ -77,7 +77,10 @@ class Row:
 
 def header_of(path: Path) -> list[str]:
     """Column names of a CSV file, or the keys of the first JSON line."""
-    first = _text(path).partition("\n")[0].strip()
+    text = _text(path)
+    if not text.strip():
+        raise DocumentError(f"{path}: the file is empty")
+    first = text.partition("\n")[0].strip()
     if first.startswith("{"):
         try:
             return list(json.loads(first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -54,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's fault prints one message, never a traceback."""
+    if sys.stdout is None:  # closed (>&-): nobody wants to read what is printed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     args = parser().parse_args(argv)
     try:
         code = args.run(args)
@@ -67,5 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader (head, less) is gone: that is no fault, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO):
+            raise
+        # Files name themselves (replace_file): what is left is what was printed.
+        print(f"passtime {args.command}: standard output: {error.strerror}", file=sys.stderr)
+        _drop_unwritten()
+        return 1
+
+
+def _drop_unwritten() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -62,7 +62,8 @@ def engine_for(
     """
     if model is not None:
         refuse_other_model(profile, model, named)
-    block_size = wish.block_size or DEFAULT_BLOCK_SIZE[wish.backend]
+    default = DEFAULT_BLOCK_SIZE[wish.backend]
+    block_size = default if wish.block_size is None else wish.block_size
     reserve = {} if wish.reserve_bytes is None else {"reserve_bytes": wish.reserve_bytes}
     memory = memory_sum(
         model or profile.model,

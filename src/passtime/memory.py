@@ -52,9 +52,13 @@ def memory_sum(
     max_num_seqs: int,
     reserve_bytes: int = RESERVE_BYTES,
 ) -> MemorySum:
-    """The memory of one rank. InputError if not a single block fits, with the sum."""
+    """The memory of one rank. InputError for a number out of range, or, with the sum, if no
+    single block fits.
+    """
     if not 0.0 < utilization <= 1.0:
         raise InputError(f"gpu_memory_utilization: expected 0 < x <= 1, found {utilization}")
+    if block_size < 1:
+        raise InputError(f"block_size: expected tokens >= 1, found {block_size}")
     found = MemorySum(
         device_bytes=device_bytes,
         utilization=utilization,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from passtime.errors import InputError
@@ -170,13 +169,8 @@ def refuse_idle(args: argparse.Namespace, names: tuple[str, ...], needed: str) -
             raise InputError(f"--{name.replace('_', '-')} goes with {needed} only")
 
 
-def refuse_unwritable(args: argparse.Namespace, names: tuple[str, ...]) -> None:
-    """Raise InputError, before any work is done, for outputs that could not be kept."""
-    given = [Path(getattr(args, name)) for name in names if getattr(args, name) is not None]
-    for index, path in enumerate(given):
-        if path.is_dir():
-            raise InputError(f"{path}: cannot be written: it is a folder")
-        if not path.parent.is_dir():
-            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}")
-        if path in given[:index] and not path.is_char_device():
-            raise InputError(f"{path}: cannot be written: two outputs have this name")
+def files_read(args: argparse.Namespace, timings: Sequence[str]) -> list[str | None]:
+    """What a replay reads: engines, trace, and whatever of ``timings`` may name a profile."""
+    specs = [spec.removeprefix("fixed:from=") for spec in timings]
+    profiles = [name for spec in specs for name in (spec, spec.rpartition("@")[0]) if name]
+    return [args.engine, args.prefill_engine, args.decode_engine, args.trace, *profiles]

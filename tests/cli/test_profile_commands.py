@@ -200,3 +200,40 @@ def test_public_tables_can_be_checked_by_path(passtime: Run) -> None:
     ran = passtime("check", path)
     assert ran.code == 1
     assert "fault (bandwidth)" in ran.out
+
+
+def test_fit_and_engine_never_replace_what_they_read(
+    passtime: Run, table: Path, profile: Path
+) -> None:
+    for command in (
+        ("fit", table, "--model", "llama-3.1-8b", "--device", "h100", "-o", table),
+        ("engine", "--timing", profile, "-o", profile),
+    ):
+        before = command[-1].read_bytes()
+        ran = passtime(*command)
+        assert (ran.code, "cannot be written: it is read as well" in ran.err) == (2, True)
+        assert command[-1].read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--block-size", "0"), "block_size: expected tokens >= 1, found 0"),
+        (("--reserve-gib", "-1"), "expected GiB >= 0, found '-1'"),
+        (("--reserve-gib", "nan"), "expected GiB >= 0, found 'nan'"),
+        (("-o", "."), ".: cannot be written: it is a folder"),
+    ],
+)
+def test_engine_refuses_sizes_and_places_that_are_none(
+    passtime: Run, profile: Path, flags: tuple[str, ...], message: str
+) -> None:
+    flags = (f"{flags[0]}={flags[1]}",) if flags[0].startswith("--") else flags
+    ran = passtime("engine", "--timing", profile, *flags)
+    assert (ran.code, message in ran.err) == (2, True), ran.err
+
+
+def test_an_empty_file_is_called_empty(passtime: Run, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    ran = passtime("check", empty)
+    assert (ran.code, ran.err) == (2, f"passtime check: {empty}: the file is empty\n")

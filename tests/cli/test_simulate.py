@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -607,3 +608,38 @@ except SystemExit:
     assert ran.stdout.splitlines()[-1] == "[]"
     for form in ("--engine E.json | --prefill-engine P.json", "--timing SPEC"):
         assert form in ran.stdout
+
+
+@pytest.mark.parametrize("flag", ["-o", "--per-request", "--write-trace"])
+def test_an_output_never_replaces_what_is_read(
+    passtime: Command, engine: Path, profile: Path, flag: str
+) -> None:
+    for target in (engine, profile):
+        before = target.read_bytes()
+        ran = passtime(
+            "simulate", "--engine", engine, *CONSTANT, "--timing", f"{profile}@pass", flag, target
+        )
+        assert ran.code == 2
+        assert f"{target}: cannot be written: it is read as well" in ran.err
+        assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_one_line(
+    engine: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    words = ("-m", "passtime", "simulate", "--engine", engine, *CONSTANT, *flags)
+    command = [sys.executable, *map(str, words)]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr == "passtime simulate: standard output: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_no_fault(engine: Path, tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "passtime", "simulate", "--engine", engine, *CONSTANT, "--json")
+    command = ["/bin/sh", "-c", shlex.join(map(str, words)) + " >&-"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0
+    assert "Traceback" not in ran.stderr

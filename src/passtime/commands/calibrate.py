@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         plan_table,
     )
     from passtime.errors import InputError
+    from passtime.outputs import refuse_unwritable
     from passtime.tables import stdout_console
 
     preparation = prepare(
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.output is None:
         raise InputError("-o PROFILE.json is missing: where does the profile go?")
+    refuse_unwritable([args.output, args.log], inputs=[args.model])
     output = Path(args.output)
     log = Path(args.log) if args.log else output.with_suffix(".log.jsonl")
 

@@ -16,7 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from passtime.replay_flags import USAGE, add_replay_arguments, refuse_unwritable
+from passtime.outputs import refuse_unwritable
+from passtime.replay_flags import USAGE, add_replay_arguments, files_read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from passtime.sched.replay.report import DEFAULT_PERCENTILES
     from passtime.sched.workload.files import replace_file
 
-    refuse_unwritable(args, ("html", "output"))
+    refuse_unwritable((args.html, args.output), inputs=files_read(args, args.timing))
     if args.html is not None:
         from passtime.comparison_page import page, require_matplotlib
 

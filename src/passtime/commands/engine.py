@@ -8,6 +8,7 @@ the reference as well. --model refuses a profile that was measured with another 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256, metavar="N")
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, metavar="TOKENS")
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
-    parser.add_argument("--reserve-gib", type=float, metavar="GIB", help="default: 0.7")
+    parser.add_argument("--reserve-gib", type=_gib, metavar="GIB", help="default: 0.7")
     parser.add_argument("--composition", choices=("calls", "pass"), default="calls")
     parser.add_argument("-o", "--output", metavar="ENGINE.json", help="default: standard output")
     parser.add_argument("--json", action="store_true", help="print the sum as JSON")
@@ -32,12 +33,14 @@ def run(args: argparse.Namespace) -> int:
     """Derive, write, show the sum."""
     from passtime.engine import EngineWish, engine_for, memory_document, profile_name
     from passtime.memory import GIB
+    from passtime.outputs import refuse_unwritable
     from passtime.profile_tables import memory_table
     from passtime.profiles.document import load_profile
     from passtime.profiles.shapes import load_model
     from passtime.sched.workload.files import replace_file
     from passtime.tables import stdout_console
 
+    refuse_unwritable([args.output], inputs=[args.timing, args.model])
     wish = EngineWish(
         backend=args.backend,
         block_size=args.block_size,
@@ -63,3 +66,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         stdout_console().print(memory_table(engine.memory))
     return 0
+
+
+def _gib(text: str) -> float:
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = math.nan
+    if not 0.0 <= gib < math.inf:
+        raise argparse.ArgumentTypeError(f"expected GiB >= 0, found {text!r}")
+    return gib

@@ -36,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
     )  # small matrices: threads only get in the way
 
     from passtime.fitting import fit, fit_report
+    from passtime.outputs import refuse_unwritable
     from passtime.profile_tables import errors_table
     from passtime.profiles.document import save_profile
     from passtime.tables import stdout_console
 
+    refuse_unwritable([args.output], inputs=[args.log, args.model])
     profile = fit(
         args.log,
         model_class=args.model_class,

@@ -32,7 +32,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from passtime.replay_flags import USAGE, Once, add_replay_arguments, refuse_unwritable
+from passtime.outputs import refuse_unwritable
+from passtime.replay_flags import USAGE, Once, add_replay_arguments, files_read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     from passtime.sched.workload.mooncake import write_mooncake
     from passtime.simulation import coverage_sentence, goodput_sentence, simulate
 
-    refuse_unwritable(args, ("per_request", "write_trace", "output"))
+    refuse_unwritable(
+        (args.per_request, args.write_trace, args.output),
+        inputs=files_read(args, [args.timing or "config"]),
+    )
     inputs = replay_inputs(args)
     for note in inputs.notes:
         print(f"passtime simulate: {note}", file=sys.stderr)
