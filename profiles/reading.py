@@ -59,18 +59,22 @@ def read_bytes(path: Path, *, error: type[InputError] = DocumentError) -> bytes:
 
 def write_atomically(path: Path, data: bytes, *, error: type[InputError] = DocumentError) -> None:
     """Replace ``path`` by ``data`` in one step: readers see the old file or the new one."""
-    handle, name = -1, ""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except OSError as fault:
-        if name and os.path.exists(name):
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)  # a pipe or a device: there is nothing to replace
+            return
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(name, 0o666 & ~umask)
+            os.replace(name, path)
+        except BaseException:
             os.unlink(name)
+            raise
+    except OSError as fault:
         raise error(f"{path}: cannot write: {fault.strerror}") from None
 
 

@@ -28,13 +28,16 @@ def read_trace_file(path: Path) -> bytes:
 
 def replace_file(path: Path, data: bytes, *, error: type[InputError] = InputError) -> None:
     """Write ``data`` beside ``path`` and move it there. Raises ``error`` if it cannot be."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # a pipe or a device: there is nothing to replace
             return
-        part.write_bytes(data)
-        os.replace(part, path)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(data)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
     except OSError as fault:
-        part.unlink(missing_ok=True)
         raise error(f"{path}: cannot be written: {fault.strerror}") from None
