@@ -147,13 +147,20 @@ def load_model(name_or_path: str) -> ModelShape:
         raise DocumentError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise DocumentError(f"{path}: not JSON: {error}") from None
-    if isinstance(document, dict) and "hidden_size" in document and "architectures" in document:
+    if isinstance(document, dict) and not {"num_hidden_layers", "architectures"}.isdisjoint(
+        document
+    ):
         document = from_hugging_face(document, name=path.parent.name or path.stem, source=str(path))
     return _decode(document, str(path))
 
 
 def from_hugging_face(config: dict[str, Any], *, name: str, source: str) -> dict[str, Any]:
-    """The shape document of a Hugging Face ``config.json`` (Llama, Mistral, Qwen3, Qwen3-MoE)."""
+    """The shape document of a Hugging Face ``config.json`` (Llama, Mistral, Qwen3, Qwen3-MoE).
+
+    DocumentError for a key that is missing, no number, or of an attention that keeps other KV.
+    """
+    if config.get("kv_lora_rank"):
+        raise DocumentError(f"{source}: kv_lora_rank: latent attention (MLA) has no shape here")
     try:
         heads = config["num_attention_heads"]
         shape: dict[str, Any] = {
@@ -169,15 +176,21 @@ def from_hugging_face(config: dict[str, Any], *, name: str, source: str) -> dict
             "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
             "qk_norm": str(config.get("model_type", "")).startswith("qwen3"),
         }
+        experts = config.get("num_experts") or config.get("num_local_experts")
+        if experts:
+            shape["moe"] = {
+                "experts": experts,
+                "experts_per_token": config["num_experts_per_tok"],
+                "expert_ffn_size": config.get("moe_intermediate_size")
+                or config["intermediate_size"],
+            }
     except KeyError as error:
         raise DocumentError(f"{source}: {error.args[0]} is missing from the model config") from None
-    experts = config.get("num_experts") or config.get("num_local_experts")
-    if experts:
-        shape["moe"] = {
-            "experts": experts,
-            "experts_per_token": config["num_experts_per_tok"],
-            "expert_ffn_size": config.get("moe_intermediate_size") or config["intermediate_size"],
-        }
+    except (TypeError, ZeroDivisionError):
+        raise DocumentError(
+            f"{source}: hidden_size and num_attention_heads: wanted integers > 0, found "
+            f"{config['hidden_size']!r} and {heads!r}"
+        ) from None
     return shape
 
 
