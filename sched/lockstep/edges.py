@@ -110,29 +110,30 @@ class Content:
         if end < limit:
             limit = end
         if page < limit:
-            page = self._common_pages(node.block_ids, sequence.block_ids, page, limit)
+            size, block = self._page_tokens, self._block_tokens
+            ours, theirs = node.block_ids, sequence.block_ids
+            same, beyond = page * size // block + 1, -(-limit * size // block)
+            if same >= beyond or ours is theirs or ours[same:beyond] == theirs[same:beyond]:
+                page = limit
+            else:
+                page = _equal_blocks(ours, theirs, same, beyond) * block // size
         if page == node.prompt_end and page >= sequence.prompt_pages and node.owner == sequence.row:
             return min(node.end, end)
         return page
-
-    def _common_pages(self, ours: Sequence[int], theirs: Sequence[int], page: int, end: int) -> int:
-        """Pages up to ``end`` on which two prompts agree that do so on ``page`` and before."""
-        if ours is theirs or self._prompts is None:
-            return end
-        size, block = self._page_tokens, self._block_tokens
-        same, different = page * size // block + 1, -(-end * size // block)
-        if same >= different or ours[same:different] == theirs[same:different]:
-            return end
-        while different - same > 1:  # ours[:same] agree, ours[:different] do not
-            middle = (same + different) // 2
-            if ours[same:middle] == theirs[same:middle]:
-                same = middle
-            else:
-                different = middle
-        return same * block // size
 
     def head_key(self, sequence: SteppedSequence, tokens: int) -> object:
         """Equal for sequences whose first ``tokens`` tokens are equal."""
         if self._prompts is None or tokens > sequence.prompt_tokens:
             return sequence.row
         return tuple(sequence.block_ids[: -(-tokens // self._block_tokens)])
+
+
+def _equal_blocks(ours: Sequence[int], theirs: Sequence[int], same: int, different: int) -> int:
+    """How many leading blocks are equal: ``same`` or more, and fewer than ``different``."""
+    while different - same > 1:
+        middle = (same + different) // 2
+        if ours[same:middle] == theirs[same:middle]:
+            same = middle
+        else:
+            different = middle
+    return same

@@ -132,6 +132,8 @@ class SglangLockstepRank:
         if wish is not None:
             _, _, _, tokens, _ = wish
             steps = self._blocked_steps(tokens, steps)
+            if not steps:
+                return 0
         room = pool.free
         if not (queue.order_minds_evictions() or (looks and queue.head_minds_evictions())):
             room += pool.evictable
