@@ -105,7 +105,7 @@ class StepDecodes:
     the class of steps (modulo ``page_tokens``) in which it needs a page, and its last step.
 
     Invariants: ``count`` members; ``takers[c]`` = members with -delta ≡ c, Σ takers = count; every
-    member is in ``_finishing[member.last_step]`` under its present ``order``, in running order.
+    member is in ``_finishing[member.last_step]``, in running order.
     """
 
     def __init__(self, page_tokens: int, *, clip_tokens: int, track_longest: bool) -> None:
@@ -118,7 +118,7 @@ class StepDecodes:
         self.count = 0
         self.takers = [0] * page_tokens
         self._delta_sum = 0
-        self._finishing: dict[int, list[tuple[int, SteppedSequence]]] = {}
+        self._finishing: dict[int, list[SteppedSequence]] = {}
         self._finish_steps: list[int] = []
         self._clip = clip_tokens
         self._capped = 0  # members with more than ``clip_tokens`` still to produce
@@ -142,7 +142,7 @@ class StepDecodes:
         if finishing is None:
             finishing = self._finishing[last] = []
             heappush(self._finish_steps, last)
-        finishing.append((sequence.order, sequence))
+        finishing.append(sequence)
         turn = last + 1 - self._clip
         if turn <= step:
             sequence.declining = True
@@ -156,7 +156,11 @@ class StepDecodes:
             heappush(self._longest, (-delta, sequence.order, sequence))
 
     def leave(self, sequence: SteppedSequence) -> None:
-        """A member finished or was retracted."""
+        """A member was retracted."""
+        self._finishing[sequence.last_step].remove(sequence)
+        self._subtract(sequence)
+
+    def _subtract(self, sequence: SteppedSequence) -> None:
         self.count -= 1
         self._delta_sum -= sequence.delta
         self.takers[-sequence.delta % self.page_tokens] -= 1
@@ -171,13 +175,9 @@ class StepDecodes:
         """Members whose last token comes in this step leave, in running order."""
         if not self._finish_steps or self._finish_steps[0] != self.step:
             return []
-        finished = [
-            sequence
-            for order, sequence in self._finishing.pop(heappop(self._finish_steps))
-            if sequence.order == order and sequence.last_step == self.step
-        ]
+        finished = self._finishing.pop(heappop(self._finish_steps))
         for sequence in finished:
-            self.leave(sequence)
+            self._subtract(sequence)
         return finished
 
     def advance(self, steps: int) -> None:
