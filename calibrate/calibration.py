@@ -137,6 +137,8 @@ def calibrate(
         raise InputError(f"--log {log}: is the profile's own name: give another")
     if not output.absolute().parent.is_dir():
         raise InputError(f"-o {output}: there is no folder {output.parent}")
+    if output.exists() and not output.is_file():
+        raise InputError(f"-o {output}: is no regular file")
     _keep_other_profiles(preparation, output, log)
     summary, resumed = _measure(preparation, log, progress, say)
     if not summary.fewest_samples:

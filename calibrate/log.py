@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -14,7 +15,7 @@ from typing import IO, Any, Literal, Self, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from passtime.errors import DocumentError
+from passtime.errors import DocumentError, RunError
 from passtime.profiles.device import DeviceFacts as DeviceFacts
 from passtime.profiles.shapes import ModelShape
 
@@ -28,6 +29,7 @@ VisitKey: TypeAlias = tuple[int, int, int]
 SCHEMA = 1
 
 FAULTS_SHOWN = 20
+LONGEST_SAMPLE_MS = 1e9  # a pass of eleven days is none
 
 
 class OtherRunError(DocumentError):
@@ -231,14 +233,21 @@ class LogWriter:
         return cls(file, source), log
 
     def append(self, line: Line) -> None:
-        """Write one line through to the disk."""
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write one line through to the disk. RunError if it takes no more."""
+        try:
+            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{self.source}: cannot be written: {error.strerror}; what is there is kept, and "
+                "the same command goes on from it"
+            ) from None
 
     def close(self) -> None:
         """Close and unlock."""
-        self._file.close()
+        with suppress(OSError):  # a line that could not be written has been told by ``append``
+            self._file.close()
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -318,8 +327,15 @@ def _parse(content: bytes, source: str) -> Log:
             faults.append(f"{source}: line {number}: point {line.point} is not in the plan")
         elif line.key in seen:
             faults.append(f"{source}: line {number}: repeats the visit of line {seen[line.key]}")
-        elif bad := [ms for ms in line.samples_ms if not ms > 0]:
-            faults.append(f"{source}: line {number}: samples_ms: wanted > 0, found {bad[0]}")
+        elif bad := [ms for ms in line.samples_ms if not 0 < ms < LONGEST_SAMPLE_MS]:
+            faults.append(
+                f"{source}: line {number}: samples_ms: wanted 0 < x < {LONGEST_SAMPLE_MS:g}, "
+                f"found {bad[0]}"
+            )
+        elif not isinstance(spent := line.clocks.get("elapsed_s", 0.0), int | float):
+            faults.append(
+                f"{source}: line {number}: clocks.elapsed_s: wanted a number, found {spent!r}"
+            )
         else:
             seen[line.key] = number
             visits.append(line)

@@ -220,4 +220,10 @@ def _start_process() -> subprocess.Popen[bytes]:
     }
     # -P: the folder we are started in may hold a sched/ or numpy/ of its own.
     command = [sys.executable, "-P", "-m", "passtime.calibrate.runners.cpu_worker"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        process_group=0,  # Ctrl-C reaches the parent alone, also while NumPy is being imported
+    )

@@ -247,7 +247,7 @@ def test_profile_and_log_are_two_files(
 ) -> None:
     code, _, err = here(*typed.arguments("--log", str(typed.profile)))
     assert code == 2
-    assert "give another" in err
+    assert f"{typed.profile}: cannot be written: two outputs have this name" in err
     assert not typed.profile.exists()
 
 
@@ -266,7 +266,7 @@ def test_a_folder_that_does_not_exist_is_named(
     nowhere = typed.folder / "nowhere" / "log.jsonl"
     code, _, err = here(*typed.arguments("--log", str(nowhere)))
     assert code == 2
-    assert f"{nowhere}: No such file or directory" in err
+    assert f"{nowhere}: cannot be written: there is no folder {nowhere.parent}" in err
     code, _, err = here(*typed.arguments("-o", str(nowhere), "--log", str(typed.log_path)))
     assert code == 2
     assert "there is no folder" in err
@@ -380,3 +380,18 @@ def test_a_bar_is_drawn_on_a_terminal_only() -> None:
     assert "A CPU" in shown
     assert "50 %" in shown
     assert "round 1" in shown
+
+
+def test_a_place_that_is_no_file_is_refused_before_measuring(
+    typed: Typed, here: Callable[..., tuple[int, str, str]]
+) -> None:
+    pipe = typed.folder / "pipe"
+    os.mkfifo(pipe)
+    for place, message in (
+        (".", ".: cannot be written: it is a folder"),
+        (str(pipe), f"{pipe}: is no regular file"),
+        (str(typed.model), f"{typed.model}: cannot be written: it is read as well"),
+    ):
+        code, _, err = here(*typed.arguments("-o", place))
+        assert (code, message in err) == (2, True), err
+    assert not typed.log_path.exists()

@@ -158,6 +158,11 @@ def test_ctrl_c_does_not_reach_the_measuring_process(runner: CpuRunner) -> None:
     assert runner.replay(SMALL, 1) > 0
 
 
+def test_ctrl_c_at_a_terminal_spares_it_even_before_it_has_begun(runner: CpuRunner) -> None:
+    """The terminal tells the foreground's whole group: the process is in another one."""
+    assert os.getpgid(runner.pid) != os.getpgid(0)
+
+
 def test_closing_ends_the_process_and_may_be_repeated() -> None:
     runner = CpuRunner(facts=FACTS, model=MODEL, kv_tokens=64)
     runner.close()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from passtime.calibrate.log import (
     read_log,
     require_same_run,
 )
-from passtime.errors import DocumentError
+from passtime.errors import DocumentError, RunError
 from passtime.profiles.device import DeviceFacts
 from passtime.profiles.shapes import load_model
 
@@ -139,7 +140,7 @@ def test_all_bad_lines_are_named_with_their_faults(tmp_path: Path) -> None:
         read_log(path)
     faults = str(caught.value).splitlines()
     assert [re.search(r"line (\d+): ", fault)[1] for fault in faults] == list("456789")  # type: ignore[index]
-    assert "samples_ms: wanted > 0, found -2.0" in faults[1]
+    assert "samples_ms: wanted 0 < x < 1e+09, found -2.0" in faults[1]
     assert "point 5 is not in the plan" in faults[2]
     assert "repeats the visit of line 2" in faults[3]
     assert "$.stop" in faults[4]
@@ -262,3 +263,33 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DocumentError, match="regular file"):
         LogWriter.resume(tmp_path / "pipe")
+
+
+def test_times_that_no_pass_takes_and_clocks_that_are_no_numbers_are_told(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "a.jsonl", visit(samples_ms=(1e300,)), visit(1, clocks={"elapsed_s": "x"})
+    )
+    with pytest.raises(DocumentError) as refused:
+        read_log(path)
+    assert str(refused.value).splitlines() == [
+        f"{path}: line 2: samples_ms: wanted 0 < x < 1e+09, found 1e+300",
+        f"{path}: line 3: clocks.elapsed_s: wanted a number, found 'x'",
+    ]
+
+
+def test_a_full_disk_is_told_and_leaves_a_log_to_go_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with LogWriter.create(path, HEADER) as writer:
+        writer.append(visit())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+        try:
+            with pytest.raises(RunError, match=re.escape(f"{path}: cannot be written")):
+                writer.append(visit(1))
+            writer.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resumed = LogWriter.resume(path)
+    assert resumed is not None
+    resumed[0].close()
+    assert resumed[1].visits == (visit(),)
