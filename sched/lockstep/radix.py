@@ -4,7 +4,7 @@ The same tree as ``sglang/radix.py``, edge for edge and age for age, but its edg
 their pages come from (``edges.py``). A decode publishes a page whenever it fills
 one and touches its whole path; that is not carried out. What a member of :class:`StepDecodes`
 has published follows from the step number, and is made up for when somebody comes to its node
-(``_settle``) or when it unlocks its path (``_catch_up``).
+(``_settle``) or when its lease ends (``finish``, ``release``).
 
 Ages are numbers: pass, phase of the pass (admission, step, completions), place within the phase.
 """
@@ -51,7 +51,7 @@ class RadixPages:
         self._decodes = decodes
         self._step_passes = step_passes
         self._root = Node(None, (), (), -1, 0, 0, 0, 0)
-        self._root.locks = 2  # for ever: no eviction takes it, nobody has it alone
+        self._root.locks = 2  # for ever: no eviction takes it, nobody has it alone (S-12)
         self._candidates: list[tuple[int, int, Node]] = []
         self._entries = count()
         self._now = 0  # age of what happened last
@@ -142,7 +142,7 @@ class RadixPages:
             if end > leaf.end:
                 self._append(leaf, sequence, end)
         else:
-            self._settle_all(sequence, published)
+            self._settle_lease(sequence, published)
             if end > published:
                 last = self._insert(sequence, end, age)
                 if last is not sequence.node:
@@ -153,7 +153,7 @@ class RadixPages:
         """Give everything unpublished of ``tokens`` up (S-25)."""
         published = self._published_pages(sequence)
         age = self._published_at(sequence, published)
-        self._settle_all(sequence, published)
+        self._settle_lease(sequence, published)
         self.free += -(-tokens // self._page_tokens) - sequence.cached_pages
         self._close(sequence, age)
         sequence.node = self._root
@@ -208,19 +208,23 @@ class RadixPages:
                 self._settle_member(member)
 
     def _settle_member(self, member: SteppedSequence) -> None:
-        """A member alone on a leaf lengthened it; otherwise its output hangs below as a leaf."""
+        """Bring the edge of one member up to date."""
         end = self._published_pages(member)
         if end > member.cached_pages:
             self._grow(member, end)
 
-    def _settle_all(self, sequence: SteppedSequence, end: int) -> None:
-        """As _settle, of a sequence's node, and of a sequence that has published ``end`` pages."""
+    def _settle_lease(self, sequence: SteppedSequence, end: int) -> None:
+        """Settle a sequence that has published ``end`` pages, and all who hold its node.
+
+        Before it unlocks: the others then hung their output below, not being alone.
+        """
         if sequence.node.locks != 1:  # others hold it too, or it is the root, which keeps no list
             self._settle(sequence.node)
         if end > sequence.cached_pages:
             self._grow(sequence, end)
 
     def _grow(self, member: SteppedSequence, end: int) -> None:
+        """A member alone on a leaf lengthened it; otherwise its output hangs below as a leaf."""
         node = member.node
         if node.locks == 1 and not node.children:
             self._append(node, member, end)
