@@ -10,7 +10,7 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from passtime.errors import ConfigError
+from passtime.errors import ConfigError, PasstimeError
 from passtime.sched.config import ExternalConfig, TimingModelConfig, builtin_timing
 from passtime.sched.timing import TimingModel
 
@@ -31,10 +31,29 @@ class Provider(Protocol):
 
 
 def live_timing(config: TimingModelConfig, *, source: str) -> TimingModel:
-    """The model an engine configuration selects (C-44). ConfigError for an unknown provider."""
+    """The model an engine configuration selects (C-44).
+
+    ConfigError for a provider that is unknown, cannot be loaded, or makes no model of its config.
+    """
     if not isinstance(config, ExternalConfig):
         return builtin_timing(config)
-    return _provider(config.provider, source)(config.config, source=source)
+    name = config.provider
+    provider = _provider(name, source)
+    try:
+        model = provider(config.config, source=source)
+    except PasstimeError:
+        raise
+    except Exception as error:  # somebody else's code
+        raise ConfigError(
+            f"{source}: timing provider {name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    for question in ("predict_prefill_ms", "predict_decode_ms"):
+        if not callable(getattr(model, question, None)):
+            raise ConfigError(
+                f"{source}: timing provider {name!r} made a {type(model).__name__}, "
+                f"which has no {question}"
+            )
+    return model
 
 
 def _provider(name: str, source: str) -> Provider:
@@ -44,7 +63,13 @@ def _provider(name: str, source: str) -> Provider:
         provider: Provider = getattr(importlib.import_module(module), attribute)
         return provider
     if name in added:
-        loaded: Provider = added[name].load()
+        try:
+            loaded: Provider = added[name].load()
+        except Exception as error:  # somebody else's code
+            raise ConfigError(
+                f"{source}: timing provider {name!r} ({added[name].value}) cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         return loaded
     known = ", ".join([*BUILT_IN, *sorted(added)])
     raise ConfigError(f"{source}: unknown timing provider {name!r}; known: {known}")
