@@ -91,6 +91,8 @@ def _located(fault: msgspec.ValidationError, document: Any) -> str:
         return f"{place}.{missing[1]}: this field is required and is missing"
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", wanted):
         return f"{place}.{unknown[1]}: unknown key"
+    if wanted.startswith("Invalid enum value"):
+        return f"{place}: there is no such value: {_shown(_value_at(document, place))}"
     wanted = wanted.partition(", got ")[0]
     wanted = wanted[:1].lower() + wanted[1:]
     wanted = re.sub(r"`(\w+)`", lambda word: _WORDS.get(word[1], word[1]), wanted)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from passtime.errors import InputError
-from passtime.profiles.reading import write_atomically
+from passtime.profiles.provider import ProviderConfig
+from passtime.profiles.reading import convert_document, write_atomically
 from passtime.sched.workload.files import replace_file
 
 both = pytest.mark.parametrize("write", [write_atomically, replace_file])
@@ -52,3 +53,10 @@ def test_a_folder_is_no_place_to_write_to(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="Is a directory"):
         write(Path(), b"data")
+
+
+def test_a_value_that_is_none_of_the_known_ones_is_told_once() -> None:
+    document = {"profile": "p.json", "composition": "both"}
+    with pytest.raises(InputError) as refused:
+        convert_document(document, ProviderConfig, source="here")
+    assert str(refused.value) == 'here: $.composition: there is no such value: "both"'
