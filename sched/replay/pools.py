@@ -7,6 +7,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 from uuid import UUID
 
@@ -112,7 +113,9 @@ class PooledReplay:
         self._placed: dict[Pool, int] = {"prefill": 0, "decode": 0}
         self._handoffs = [Handoff(row) for row in range(len(workload))]
         self._actions: deque[Callable[[], None]] = deque()
-        self._deferred: dict[tuple[Pool, int], list[Callable[[], None]]] = defaultdict(list)
+        self._deferred: dict[tuple[Pool, int], list[tuple[int, Callable[[], None]]]] = defaultdict(
+            list
+        )
         self._transfers: list[tuple[float, int, int]] = []  # ties go by order of arrival
         self._arrived = 0
         self._in_flight = 0
@@ -231,7 +234,7 @@ class PooledReplay:
             if handoff.prefill is None:
                 self._leave(handoff)
             else:
-                self._defer("prefill", handoff.prefill, lambda: self._cancel_source(handoff))
+                self._defer("prefill", handoff, lambda: self._cancel_source(handoff))
 
     def _transfer(self, handoff: Handoff) -> None:
         """Both sides are ready: move the KV, at once where no timing says otherwise (R-41)."""
@@ -245,7 +248,7 @@ class PooledReplay:
 
     def _queue_activation(self, handoff: Handoff) -> None:
         self._actions.append(
-            lambda: self._defer("decode", handoff.decode, lambda: self._activate(handoff))
+            lambda: self._defer("decode", handoff, lambda: self._activate(handoff))
         )
 
     def _activate(self, handoff: Handoff) -> None:
@@ -254,7 +257,7 @@ class PooledReplay:
         if isinstance(effects, Applied):
             handoff.activated_ms = self._now_ms
             self._actions.append(
-                lambda: self._defer("prefill", handoff.prefill, lambda: self._release(handoff))
+                lambda: self._defer("prefill", handoff, lambda: self._release(handoff))
             )
 
     def _release(self, handoff: Handoff) -> None:
@@ -265,7 +268,7 @@ class PooledReplay:
         """Only now does a rejected or failed request leave its in-flight slot (R-44)."""
         self._apply("prefill", handoff.prefill, CancelSource(handoff.handoff_id))
         if handoff.decode is not None:
-            self._defer("decode", handoff.decode, lambda: self._cancel_destination(handoff))
+            self._defer("decode", handoff, lambda: self._cancel_destination(handoff))
         self._leave(handoff)
 
     def _cancel_destination(self, handoff: Handoff) -> None:
@@ -284,12 +287,14 @@ class PooledReplay:
         self._placed[pool] += 1
         return divmod(number, fleet.dp_size)
 
-    def _defer(self, pool: Pool, place: tuple[int, int] | None, action: Callable[[], None]) -> None:
-        """Act now, or at the end of the pass that the worker has in flight (R-41)."""
+    def _defer(self, pool: Pool, handoff: Handoff, action: Callable[[], None]) -> None:
+        """Act now, or at the end of the pass that the handoff's worker has in flight (R-41)."""
+        place = handoff.prefill if pool == "prefill" else handoff.decode
         assert place is not None
         worker = place[0]
         if self._fleets[pool].engines[worker].pass_in_flight:
-            self._deferred[pool, worker].append(lambda: self._defer(pool, place, action))
+            again = (place[1], lambda: self._defer(pool, handoff, action))
+            self._deferred[pool, worker].append(again)
         else:
             action()
 
@@ -313,8 +318,12 @@ class PooledReplay:
     def _completed(
         self, pool: Pool, worker: int, effects: list[CompletionEffects], now_ms: float
     ) -> None:
-        """Deferred actions are queued again, then outputs, then lifecycle events (R-42)."""
-        self._actions.extend(self._deferred.pop((pool, worker), ()))
+        """Deferred actions are queued again, then outputs, then lifecycle events (R-42).
+
+        What was deferred goes by rank, then by when it was deferred (R-48).
+        """
+        deferred = self._deferred.pop((pool, worker), [])
+        self._actions.extend(action for _, action in sorted(deferred, key=itemgetter(0)))
         self._log.passes += 1
         for effect in effects:
             self._log.committed_prefill_tokens += effect.forward_pass.sum_prefill_tokens
@@ -332,9 +341,7 @@ class PooledReplay:
             if rejected:
                 self._log.ended(handoff.row, now_ms, Status.REJECTED)
                 self._actions.append(
-                    lambda: self._defer(
-                        "prefill", handoff.prefill, lambda: self._cancel_source(handoff)
-                    )
+                    lambda: self._defer("prefill", handoff, lambda: self._cancel_source(handoff))
                 )
             return
         self._log.ended(handoff.row, now_ms, Status.REJECTED if rejected else Status.COMPLETED)
