@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from statistics import median
 
 from passtime.calibrate.log import Log, Visit, VisitKey
@@ -43,10 +43,13 @@ class Book:
             if note.topic == "launch_overhead":
                 self.launch_overhead_ms = float(note.values["ms"])
 
-    @property
-    def last_round(self) -> int:
-        """The round to go on with."""
-        return max((visit.round for visit in self.visits), default=0)
+    def last_round(self, points: Container[int]) -> int:
+        """The round to go on with, for some points."""
+        return max((visit.round for visit in self.visits if visit.point in points), default=0)
+
+    def add_points(self, count: int) -> None:
+        """Make room for points that were added."""
+        self.done += [0] * count
 
     def enter(self, visit: Visit, cost_s: float) -> None:
         """Count a visit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from passtime.calibrate.plan import (
     guessed_rates,
     make_plan,
 )
+from passtime.calibrate.refine import Refinement
 from passtime.calibrate.runners import Runner
 from passtime.errors import DeviceError, InputError
 from passtime.profiles.device import DeviceFacts
@@ -48,6 +49,7 @@ class Preparation:
     facts: DeviceFacts
     model: ModelShape
     plan: Plan
+    refinement: Refinement | None
     budget_s: float
     seed: int
     backend: Backend
@@ -65,6 +67,7 @@ class Preparation:
 
     def header(self, runner: Runner) -> Header:
         """The log's first line."""
+        refinement = {} if self.refinement is None else {"refinement": self.refinement.policy}
         return Header(
             schema=SCHEMA,
             device=runner.facts,
@@ -75,6 +78,7 @@ class Preparation:
                 "budget_s": self.budget_s,
                 "box": msgspec.to_builtins(self.plan.box),
                 "sampling": msgspec.to_builtins(self.backend.CLOCK),
+                **refinement,
             },
             plan=self.plan.points,
             seed=self.seed,
@@ -108,16 +112,25 @@ def prepare(wish: Wish) -> Preparation:
         visit_s=partial(chosen.visit_s, model),
         memory_bytes=partial(chosen.memory_bytes, model),
     )
+    sizing = SIZINGS[facts.kind]
+    kept_s = sizing.refine_s(budget_s)
     plan = make_plan(
-        SIZINGS[facts.kind],
+        sizing,
         costs,
-        budget_s=budget_s,
+        budget_s=budget_s - kept_s,
         memory_bytes=facts.memory_bytes,
         min_rounds=chosen.CLOCK.min_rounds,
         seed=wish.seed,
     )
+    refinement = Refinement(candidates=plan.spare, costs=costs, kept_s=kept_s) if kept_s else None
     return Preparation(
-        facts=facts, model=model, plan=plan, budget_s=budget_s, seed=wish.seed, backend=chosen
+        facts=facts,
+        model=model,
+        plan=plan if refinement else replace(plan, spare=()),
+        refinement=refinement,
+        budget_s=budget_s,
+        seed=wish.seed,
+        backend=chosen,
     )
 
 
@@ -147,7 +160,7 @@ def calibrate(
         )
     if summary.unmeasured:
         say(
-            f"{len(summary.unmeasured)} of {len(preparation.plan.points)} points have no sample: "
+            f"{len(summary.unmeasured)} of {summary.points} points have no sample: "
             "out of time or memory"
         )
     profile = fit_log(log)
@@ -192,6 +205,7 @@ def _measure(
             memory_bytes=preparation.memory_bytes,
             progress=progress,
             say=say,
+            refinement=preparation.refinement,
         ).run()
     return summary, earlier is not None
 

@@ -1,4 +1,7 @@
-"""The measurement log: JSON lines, append-only, one header and then one line per visit."""
+"""The measurement log: JSON lines, append-only, one header and then one line per visit.
+
+Between visits there may be notes, and lines that add points to the header's plan.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ StopReason: TypeAlias = Literal[
 
 VisitKey: TypeAlias = tuple[int, int, int]
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had no additions
 
 FAULTS_SHOWN = 20
 LONGEST_SAMPLE_MS = 1e9  # a pass of eleven days is none
@@ -111,7 +114,15 @@ class Note(
     values: dict[str, Any]
 
 
-Line: TypeAlias = Header | Visit | Note
+class Addition(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", tag="addition"
+):
+    """Points to fit that earlier lines showed to be needed; their ids go on from the last one's."""
+
+    points: tuple[Point, ...]
+
+
+Line: TypeAlias = Header | Visit | Note | Addition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +133,13 @@ class Log:
     header: Header
     visits: tuple[Visit, ...]
     notes: tuple[Note, ...]
+    additions: tuple[Addition, ...] = ()
     torn_bytes: int = 0
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The header's plan and what was added to it."""
+        return (*self.header.plan, *(p for addition in self.additions for p in addition.points))
 
     def accepted(self) -> tuple[Visit, ...]:
         """The visits that no ``discard`` note withdraws, with the flags that notes added."""
@@ -309,8 +326,9 @@ def _parse(content: bytes, source: str) -> Log:
     known = {point.id for point in header.plan}
     visits: list[Visit] = []
     notes: list[Note] = []
+    additions: list[Addition] = []
     faults: list[str] = []
-    decoder = msgspec.json.Decoder(Visit | Note)
+    decoder = msgspec.json.Decoder(Visit | Note | Addition)
     seen: dict[VisitKey, int] = {}
     for number, text in enumerate(complete[1:], start=2):
         try:
@@ -323,6 +341,12 @@ def _parse(content: bytes, source: str) -> Log:
                 faults.append(f"{source}: line {number}: {fault}")
             else:
                 notes.append(line)
+        elif isinstance(line, Addition):
+            if fault := _addition_fault(line, max(known, default=-1) + 1):
+                faults.append(f"{source}: line {number}: {fault}")
+            else:
+                known.update(point.id for point in line.points)
+                additions.append(line)
         elif line.point not in known:
             faults.append(f"{source}: line {number}: point {line.point} is not in the plan")
         elif line.key in seen:
@@ -348,6 +372,7 @@ def _parse(content: bytes, source: str) -> Log:
         header=header,
         visits=tuple(visits),
         notes=tuple(notes),
+        additions=tuple(additions),
         torn_bytes=len(torn),
     )
 
@@ -378,6 +403,16 @@ def _note_fault(note: Note) -> str | None:
         return "values.visits: wanted a list of [point, round, attempt]"
     if note.topic == "flag" and not isinstance(note.values.get("flag"), str):
         return "values.flag: wanted a name"
+    return None
+
+
+def _addition_fault(addition: Addition, first: int) -> str | None:
+    """What is wrong with an addition whose ids have to begin at ``first``; None if nothing is."""
+    ids = [point.id for point in addition.points]
+    if not ids or ids != list(range(first, first + len(ids))):
+        return f"points: wanted ids from {first} on, found {ids}"
+    if any(point.held_out for point in addition.points):
+        return "points: held_out: what is added has been chosen, and judges nothing"
     return None
 
 

@@ -1,5 +1,8 @@
 """The measurement: rounds over all points in random order, each visit logged as it ends.
 
+First the plan, and then, where time is kept for it, batches of points that the plan's showed to be
+needed. Both are measured alike.
+
 Whatever happens (a kill, Ctrl-C, a driver that fails, memory that runs out, a budget that ends)
 the log holds every visit that ended, and the next start goes on from there.
 """
@@ -19,8 +22,19 @@ import msgspec
 from passtime.calibrate.book import Book
 from passtime.calibrate.clock import ClockPolicy, Sampled, sample_visit
 from passtime.calibrate.hindsight import hindsight
-from passtime.calibrate.log import Header, Log, LogWriter, Note, Point, Visit, VisitKey
+from passtime.calibrate.log import (
+    Addition,
+    Header,
+    Log,
+    LogWriter,
+    Note,
+    Point,
+    Visit,
+    VisitKey,
+    read_log,
+)
 from passtime.calibrate.reference import Reference
+from passtime.calibrate.refine import Refinement
 from passtime.calibrate.rounds import due, visit_order, wanted_visits
 from passtime.calibrate.runners import OutOfDeviceMemory, Runner, RunnerFailed
 from passtime.errors import DeviceError
@@ -30,13 +44,18 @@ MAX_RESTARTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a measurement came to: visits of this and earlier starts, and points left out."""
+    """What a measurement came to: visits of this and earlier starts, and points.
+
+    ``added`` of the ``points`` were not in the plan; ``unmeasured`` ones have no sample.
+    """
 
     visits: int
     elapsed_s: float
     fewest_samples: int
     unmeasured: tuple[Point, ...]
     restarts: int
+    points: int
+    added: int
 
 
 Progress = Callable[[float, str], None]
@@ -48,7 +67,7 @@ class Measurement:
 
     ``reopen`` is called whenever the runner fails; the clock of its ``now`` goes on. ``pass_s``
     and ``visit_s`` are the expected seconds of a pass and a visit per point id: they bridge the
-    time until it had one.
+    time until it had one. ``refinement`` adds points to the plan; None measures the plan alone.
     """
 
     def __init__(
@@ -66,6 +85,7 @@ class Measurement:
         memory_bytes: int,
         progress: Progress,
         say: Callable[[str], None] = lambda sentence: None,
+        refinement: Refinement | None = None,
     ) -> None:
         """Takes the runner over, and closes it after ``run``.
 
@@ -78,12 +98,17 @@ class Measurement:
         self._header = header
         self._clock = clock
         self._pass_s = pass_s
-        self._expected_s = visit_s
+        self._expected_s = list(visit_s)
         self._budget_s = budget_s
         self._memory_bytes = memory_bytes
         self._progress = progress
         self._say = say
-        self._points = header.plan
+        self._refinement = refinement
+        self._points = list(header.plan)
+        self._stage = range(len(self._points))
+        self._ends_s = budget_s if refinement is None else budget_s - refinement.kept_s
+        for addition in () if earlier is None else earlier.additions:
+            self._enter_stage(addition.points)
         self._book = Book(earlier, len(self._points))
         self._reference: Reference | None = None
         self._restarts = 0
@@ -94,12 +119,9 @@ class Measurement:
         visits_before = len(self._book.visits)
         try:
             self._note("start", self._circumstances())
-            if self._unfinished():
-                self._warm_up()
-                self._check()
-            for round_ in range(self._book.last_round, self._clock.rounds):
-                if not self._round(round_):
-                    break
+            self._measure_stage()
+            while self._add_points():
+                self._measure_stage()
             if len(self._book.visits) > visits_before:
                 self._flag_in_hindsight()
                 self._note("end", {"at": _now_text(), "load_average": list(os.getloadavg())})
@@ -112,7 +134,51 @@ class Measurement:
             fewest_samples=min(filter(None, counts), default=0),
             unmeasured=tuple(p for p, count in zip(self._points, counts, strict=True) if not count),
             restarts=self._restarts,
+            points=len(self._points),
+            added=len(self._points) - len(self._header.plan),
         )
+
+    # --- Stages: the plan, then each batch of points added to it ----------------------------------
+
+    def _measure_stage(self) -> None:
+        """Round after round over the stage's points."""
+        if not self._unfinished():
+            return
+        if self._reference is None:
+            self._warm_up()
+            self._check()
+        for round_ in range(self._book.last_round(self._stage), self._clock.rounds):
+            if not self._round(round_):
+                break
+
+    def _add_points(self) -> bool:
+        """Choose points by what was measured; whether there are any."""
+        if self._refinement is None:
+            return False
+        self._ends_s = self._budget_s
+        self._tell("choosing points")
+        choice = self._refinement.choose(
+            read_log(self._writer.source),
+            left_s=self._left_s,
+            rounds=self._clock.min_rounds,
+            slower=self._slower(),
+        )
+        if choice.judgement is not None:
+            self._note("judgement", msgspec.to_builtins(choice.judgement))
+        if not choice.points:
+            return False
+        self._writer.append(Addition(points=choice.points))
+        self._book.add_points(len(choice.points))
+        self._enter_stage(choice.points)
+        return True
+
+    def _enter_stage(self, points: Sequence[Point]) -> None:
+        """Take over points that are in the log."""
+        assert self._refinement is not None
+        self._stage = range(len(self._points), len(self._points) + len(points))
+        self._points += points
+        self._expected_s += map(self._refinement.visit_s, points)
+        self._ends_s = self._budget_s
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -122,42 +188,48 @@ class Measurement:
 
     @property
     def _left_s(self) -> float:
-        return self._budget_s - self._elapsed_s
+        """Until the stage has to end."""
+        return self._ends_s - self._elapsed_s
 
     def _unfinished(self) -> bool:
-        """Whether any point could still be visited in the time that is left."""
+        """Whether any point of the stage could still be visited in the time that is left."""
         clock, costs = self._clock, self._visit_costs_s()
         return any(
-            costs[point.id] <= self._left_s
-            and self._book.done[point.id] < clock.rounds
-            and not self._book.given_up(point.id)
-            for point in self._points
+            costs[point] <= self._left_s
+            and self._book.done[point] < clock.rounds
+            and not self._book.given_up(point)
+            for point in self._stage
         )
 
     def _visit_costs_s(self) -> list[float]:
         """Seconds per visit: as measured, else as expected times how wrong expectations were."""
+        measured, slower = self._book.mean_cost_s(), self._slower()
+        return [measured.get(p, slower * cost) for p, cost in enumerate(self._expected_s)]
+
+    def _slower(self) -> float:
+        """How many times what was expected visits took so far; 1 before the first."""
         measured = self._book.mean_cost_s()
         ratios = [cost / self._expected_s[point] for point, cost in measured.items()]
-        factor = median(ratios) if ratios else 1.0
-        return [measured.get(p.id, factor * self._expected_s[p.id]) for p in self._points]
+        return median(ratios) if ratios else 1.0
 
     # --- A round ----------------------------------------------------------------------------------
 
     def _round(self, round_: int) -> bool:
         """Visit the points that are due; whether another round could do anything."""
         costs = self._visit_costs_s()
+        stage, done = self._stage, self._book.done
         wanted = wanted_visits(
-            costs,
-            [self._book.done[point.id] for point in self._points],
+            [costs[point] for point in stage],
+            [done[point] for point in stage],
             left_s=self._left_s,
             fewest=self._clock.min_rounds,
             most=self._clock.rounds,
         )
         order = [
-            point
-            for point in visit_order(len(self._points), seed=self._header.seed, round_=round_)
-            if due(wanted[point], self._book.done[point], round_=round_, rounds=self._clock.rounds)
-            and not self._book.visited(point, round_)
+            stage[index]
+            for index in visit_order(len(stage), seed=self._header.seed, round_=round_)
+            if due(wanted[index], done[stage[index]], round_=round_, rounds=self._clock.rounds)
+            and not self._book.visited(stage[index], round_)
         ]
         size = self._clock.reference_every or len(order)
         for start in range(0, len(order), max(1, size)):
@@ -320,7 +392,7 @@ class Measurement:
 
     def _reference_point(self) -> Point:
         """The longest pure prefill that a settling step still holds often."""
-        prefills = [p for p in self._points if p.regime == "prefill"]
+        prefills = [p for p in self._header.plan if p.regime == "prefill"]
         longest_s = self._clock.settle_step_s / 10
         short = [p for p in prefills if self._pass_s[p.id] <= longest_s]
         return max(short or prefills, key=lambda p: self._pass_s[p.id])

@@ -1,17 +1,18 @@
 """What to measure: points that fill a box of batches, as many and as large as a budget allows.
 
 Per regime the points are the corners of the box and then whatever lies farthest from all chosen
-ones, in log(1 + x) of each axis (maximin, Johnson et al. 1990); a few prefills sit just off the
-usual tile sizes; and random points are set aside, never to be fitted. The same inputs and seed
-give the same plan.
+ones, in log(1 + x) of each axis (maximin, Johnson et al. 1990); a few sit at the usual tile sizes
+and just off them; and points drawn from the expected workload are set aside, never to be fitted.
+What was drawn and not planned is kept to choose from later. The same inputs and seed give the same
+plan.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from passtime.calibrate.log import Batch, Point, Regime
+from passtime.calibrate.workload import workload_density, workload_places
 from passtime.errors import InputError
 from passtime.profiles.device import DeviceFacts, DeviceKind
 from passtime.profiles.shapes import ModelShape
@@ -55,16 +57,26 @@ class Sizing:
     """How large a plan is at its largest, and what share of the budget it may be sure to need.
 
     ``sure_share``: of the budget, for visiting every point as often as the clock demands;
-    ``longest_share``: for one pass.
+    ``longest_share``: for one pass; ``refine_share``: kept back, from ``refine_from_s`` seconds
+    up, for points chosen once the others are there. ``edges``: sizes x to measure as a pair, x and
+    x + 1: prompt lengths and decoding requests.
     """
 
     box: Box
     points: int
     held_out: int
     fewest_points: int
+    fewest_held_out: int
     sure_share: float
     longest_share: float
     memory_share: float
+    refine_share: float = 0.0
+    refine_from_s: float = 60.0
+    edges: Mapping[Regime, tuple[int, ...]] = field(default_factory=dict)
+
+    def refine_s(self, budget_s: float) -> float:
+        """The seconds of a budget that are kept back."""
+        return self.refine_share * budget_s if budget_s >= self.refine_from_s else 0.0
 
 
 SIZINGS: dict[DeviceKind, Sizing] = {
@@ -80,6 +92,7 @@ SIZINGS: dict[DeviceKind, Sizing] = {
         points=72,
         held_out=18,
         fewest_points=16,
+        fewest_held_out=4,
         sure_share=0.5,
         longest_share=0.0125,
         memory_share=0.5,
@@ -94,11 +107,14 @@ SIZINGS: dict[DeviceKind, Sizing] = {
             pool_tokens=524288,
         ),
         points=150,
-        held_out=30,
+        held_out=24,
         fewest_points=16,
+        fewest_held_out=16,
         sure_share=0.85,
         longest_share=0.01,
         memory_share=0.9,
+        refine_share=0.25,
+        edges={"prefill": (64, 256, 1024, 4096), "decode": (16, 64, 128)},
     ),
 }
 
@@ -126,14 +142,32 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A batch that could be measured, and the share of the expected workload it stands for."""
+
+    regime: Regime
+    batch: Batch
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The points, the box they reach, and what they are expected to take (by point id)."""
+    """The points, the box they reach, and what they are expected to take (by point id).
+
+    ``spare`` are batches like the points', for choosing more.
+    """
 
     points: tuple[Point, ...]
     box: Box
     pass_s: tuple[float, ...]
     visit_s: tuple[float, ...]
     memory_bytes: tuple[int, ...]
+    spare: tuple[Candidate, ...] = ()
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Everything that may come to be measured."""
+        return [*(point.batch for point in self.points), *(spare.batch for spare in self.spare)]
 
     @property
     def round_s(self) -> float:
@@ -210,8 +244,8 @@ def make_plan(
 
 def _scaled(sizing: Sizing, factor: float) -> Sizing:
     points = max(sizing.fewest_points, round(sizing.points * factor**0.5))
-    held_out = max(len(SHARES), round(sizing.held_out * points / sizing.points))
-    return replace(sizing, points=points, held_out=held_out)
+    wanted = max(sizing.fewest_held_out, round(sizing.held_out * points / sizing.points))
+    return replace(sizing, points=points, held_out=min(wanted, 2 * points // 5))
 
 
 def _fill(sizing: Sizing, costs: Costs, longest_s: float, limit_bytes: int, seed: int) -> Plan:
@@ -233,17 +267,21 @@ def _fill(sizing: Sizing, costs: Costs, longest_s: float, limit_bytes: int, seed
 
     fitted: list[tuple[Regime, Batch]] = []
     held_out: list[tuple[Regime, Batch]] = []
+    spare: list[Candidate] = []
     for number, (regime, share) in enumerate(SHARES.items()):
+        space = _AXES[regime](sizing.box)
         rng = np.random.default_rng([seed, number])
-        chosen, aside = _regime_batches(
-            _AXES[regime](sizing.box),
+        chosen, aside, others = _regime_batches(
+            space,
             feasible,
             rng,
             points=max(2, round(share * sizing.points)),
             held_out=max(1, round(share * sizing.held_out)),
+            edges=sizing.edges.get(regime, ()),
         )
         fitted += [(regime, batch) for batch in chosen]
         held_out += [(regime, batch) for batch in aside]
+        spare += _weighted(regime, share, space, others)
     batches = [*fitted, *held_out]
     pass_s = tuple(costs.pass_s(batch) for _, batch in batches)
     return Plan(
@@ -255,7 +293,19 @@ def _fill(sizing: Sizing, costs: Costs, longest_s: float, limit_bytes: int, seed
         pass_s=pass_s,
         visit_s=tuple(costs.visit_s(seconds) for seconds in pass_s),
         memory_bytes=tuple(costs.memory_bytes(batch) for _, batch in batches),
+        spare=tuple(spare),
     )
+
+
+def _weighted(
+    regime: Regime, share: float, space: _Space, places: dict[Batch, Coordinates]
+) -> Iterator[Candidate]:
+    """What was drawn evenly over a regime, with weights that sum to the regime's share."""
+    if not places:
+        return
+    density = workload_density(np.log1p(np.array(list(places.values()))), *space.bounds)
+    for batch, weight in zip(places, (share * density / density.sum()).tolist(), strict=True):
+        yield Candidate(regime=regime, batch=batch, weight=weight)
 
 
 # --- One regime -----------------------------------------------------------------------------------
@@ -272,6 +322,12 @@ class _Space:
     high: Coordinates
     batch: Callable[[Coordinates], Batch | None]
     off_tile: Callable[[int], Batch] | None = None
+    edge: Callable[[int], Batch] | None = None
+
+    @property
+    def bounds(self) -> tuple[FloatArray, FloatArray]:
+        """Both ends of each axis as log(1 + x)."""
+        return np.log1p(np.array(self.low)), np.log1p(np.array(self.high))
 
 
 def _regime_batches(
@@ -281,23 +337,30 @@ def _regime_batches(
     *,
     points: int,
     held_out: int,
-) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit and batches to hold out, all different."""
-    low, high = np.log1p(np.array(space.low)), np.log1p(np.array(space.high))
-    places = np.expm1(rng.uniform(low, high, size=(CANDIDATES, len(low))))
-    candidates = _distinct(space, [tuple(place) for place in places.tolist()], feasible)
+    edges: Sequence[int],
+) -> tuple[list[Batch], list[Batch], dict[Batch, Coordinates]]:
+    """Batches to fit, batches to hold out and where what is left lies; all different."""
+    low, high = space.bounds
+
+    def drawn(logs: FloatArray) -> dict[Batch, Coordinates]:
+        return _distinct(space, [tuple(place) for place in np.expm1(logs).tolist()], feasible)
+
+    candidates = drawn(rng.uniform(low, high, size=(CANDIDATES, len(low))))
     corners = _distinct(space, list(_corners(space, feasible)), feasible)
-    aside = list(candidates)[: min(held_out, len(candidates) // 2)]
+    expected = drawn(workload_places(rng, low, high, CANDIDATES))
+    aside = list(expected or candidates)[: min(held_out, max(1, len(candidates) // 2))]
     for batch in aside:
-        del candidates[batch]
+        candidates.pop(batch, None)
         corners.pop(batch, None)
-    off_tile = [batch for batch in _off_tile(space, points) if feasible(batch)]
-    off_tile = [batch for batch in dict.fromkeys(off_tile) if batch not in aside]
-    wanted = points - len(off_tile)
+    beside = [*_edges(space, points, edges, feasible), *_off_tile(space, points)]
+    beside = [batch for batch in dict.fromkeys(beside) if feasible(batch) and batch not in aside]
+    beside = beside[: points // 4]
+    wanted = points - len(beside)
     chosen = _farthest(corners, {}, low, high, min(wanted // 2, len(corners)))
-    rest = {batch: place for batch, place in candidates.items() if batch not in off_tile}
+    rest = {batch: place for batch, place in candidates.items() if batch not in beside}
     chosen |= _farthest(rest, chosen, low, high, wanted - len(chosen))
-    return [*(batch for batch in chosen if batch not in off_tile), *off_tile], aside
+    fitted = [*(batch for batch in chosen if batch not in beside), *beside]
+    return fitted, aside, {b: place for b, place in rest.items() if b not in chosen}
 
 
 def _distinct(
@@ -351,6 +414,18 @@ def _farthest(
     return picked
 
 
+def _edges(
+    space: _Space, points: int, sizes: Sequence[int], feasible: Callable[[Batch], bool]
+) -> Iterator[Batch]:
+    """Pairs of batches, x and x + 1 large: kernels change between them."""
+    if space.edge is None or points < 8:
+        return
+    for size in sizes:
+        pair = [space.edge(size), space.edge(size + 1)]
+        if all(map(feasible, pair)):
+            yield from pair
+
+
 def _off_tile(space: _Space, points: int) -> list[Batch]:
     """Batches one token beside a multiple of the usual tiles: a quarter of the points."""
     if space.off_tile is None or points < 8:
@@ -380,6 +455,7 @@ def _prefill_axes(box: Box) -> _Space:
         high=(box.prefill_requests, box.new_tokens),
         batch=batch,
         off_tile=lambda size: Batch(prefill=((size, 0),)),
+        edge=lambda size: Batch(prefill=((size, 0),)),
     )
 
 
@@ -407,8 +483,12 @@ def _decode_axes(box: Box) -> _Space:
         decode = _lengths(requests, mean, place[2])
         return Batch(decode=decode) if max(decode) <= box.kv_tokens else None
 
+    middle = round((SHORTEST_KV * box.kv_tokens) ** 0.5)
     return _Space(
-        low=(1, SHORTEST_KV, 0), high=(box.decode_requests, box.kv_tokens, 1), batch=batch
+        low=(1, SHORTEST_KV, 0),
+        high=(box.decode_requests, box.kv_tokens, 1),
+        batch=batch,
+        edge=lambda requests: Batch(decode=(middle,) * requests),
     )
 
 

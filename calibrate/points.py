@@ -21,14 +21,14 @@ _MEDIAN_EFFICIENCY = 1.2533  # a median's standard error over a mean's
 
 
 def measured_points(log: Log) -> list[MeasuredPoint]:
-    """One point per plan entry with samples, in the plan's order: the median of its visits."""
+    """One point per planned or added one with samples, in their order: the median of its visits."""
     medians: dict[int, list[float]] = {}
     for visit in log.accepted():
         if visit.samples_ms:
             medians.setdefault(visit.point, []).append(statistics.median(visit.samples_ms))
     latency, samples = log.point_ms(), log.samples_ms()
     points = []
-    for point in log.header.plan:
+    for point in log.points:
         if point.id in latency:
             visits = medians[point.id]
             repeats = visits if len(visits) > 1 else samples[point.id]
@@ -84,6 +84,12 @@ def columns(points: Sequence[MeasuredPoint], graph_sizes: Sequence[int] = ()) ->
     ]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), 7)
     return PassColumns(*(np.ascontiguousarray(column) for column in table.T))
+
+
+def batch_columns(batches: Sequence[Batch], graph_sizes: Sequence[int] = ()) -> PassColumns:
+    """Batches that nobody has measured, as columns."""
+    timeless = 1.0  # columns hold sizes only
+    return columns([measured_point(batch, timeless, [timeless]) for batch in batches], graph_sizes)
 
 
 def latencies(points: Sequence[MeasuredPoint]) -> FloatArray:

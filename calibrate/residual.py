@@ -78,6 +78,13 @@ class Surface:
         diagonal = np.diag(self.inverse)
         return self.weights / diagonal, 1.0 / np.sqrt(diagonal)
 
+    def covariance(self, passes: PassColumns) -> FloatArray:
+        """Covariance of ln(time) between passes given the points, measurement noise excluded."""
+        places = coordinates(passes)[:, self.axes]
+        across = _kernel(places, self.places, self.theta)
+        joint: FloatArray = _kernel(places, places, self.theta)
+        return joint - across @ self.inverse @ across.T
+
     def _kernel(self, passes: PassColumns) -> FloatArray:
         return _kernel(coordinates(passes)[:, self.axes], self.places, self.theta)
 

@@ -44,11 +44,13 @@ def plan_table(preparation: Preparation) -> Table:
         if clock.rounds > clock.min_rounds
         else f"{clock.rounds}"
     )
+    kept_s = _kept_s(preparation)
     table = Table(
         title=f"{len(plan.points)} points on {preparation.facts.name}, model "
         f"{preparation.model.name}",
         caption=f"a round is expected to take {plan.round_s:.1f} s; {rounds} rounds in "
-        f"{preparation.budget_s:g} s",
+        f"{preparation.budget_s - kept_s:g} s"
+        + (f"; {kept_s:g} s are kept for points chosen by what these show" if kept_s else ""),
     )
     table.add_column("point", justify="right")
     table.add_column("regime")
@@ -67,6 +69,10 @@ def plan_table(preparation: Preparation) -> Table:
             f"{memory_bytes / MIB:.0f}",
         )
     return table
+
+
+def _kept_s(preparation: Preparation) -> float:
+    return preparation.refinement.kept_s if preparation.refinement else 0.0
 
 
 def prefill_text(batch: Batch) -> str:
@@ -95,6 +101,7 @@ def plan_document(preparation: Preparation) -> str:
             "device": preparation.facts,
             "model": preparation.model,
             "budget_s": preparation.budget_s,
+            "kept_for_added_points_s": _kept_s(preparation),
             "seed": preparation.seed,
             "box": plan.box,
             "expected_round_s": plan.round_s,
@@ -119,11 +126,15 @@ def calibration_table(done: Calibration, output: Path) -> Table:
         "log": str(done.log),
         "device": f"{done.profile.device.name} ({done.profile.device_kind})",
         "model": done.profile.model.name,
-        "measured": f"{len(done.profile.points)} points, {done.summary.visits} visits, "
+        "measured": f"{len(done.profile.points)} points"
+        + (f" ({done.summary.added} of them added to the plan)" if done.summary.added else "")
+        + f", {done.summary.visits} visits, "
         f"{done.summary.fewest_samples} samples of a point at least, "
         f"{done.summary.elapsed_s:.1f} s",
         "held-out error": _accuracy(errors.held_out, "5 folds of the fitted points"),
-        "error at points never fitted": _accuracy(errors.planned, "random points"),
+        "error at points never fitted": _accuracy(
+            errors.planned, "drawn from the expected workload"
+        ),
     }
     for key, value in rows.items():
         table.add_row(key, value)
@@ -140,6 +151,7 @@ def calibration_document(done: Calibration, output: Path) -> str:
             "visits": done.summary.visits,
             "fewest_samples": done.summary.fewest_samples,
             "elapsed_s": done.summary.elapsed_s,
+            "added_points": done.summary.added,
             "unmeasured_points": [point.id for point in done.summary.unmeasured],
             "restarts": done.summary.restarts,
             "errors": done.profile.errors,

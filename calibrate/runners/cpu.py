@@ -87,7 +87,7 @@ def memory_bytes(model: ModelShape, batch: Batch) -> int:
 
 def open_runner(*, facts: DeviceFacts, model: ModelShape, plan: Plan, seed: int) -> CpuRunner:
     """A runner whose pool holds the plan's largest batch."""
-    kv_tokens = max(pool_tokens(point.batch) for point in plan.points)
+    kv_tokens = max(map(pool_tokens, plan.batches))
     return CpuRunner(facts=facts, model=model, kv_tokens=kv_tokens, seed=seed)
 
 

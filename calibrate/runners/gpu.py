@@ -108,7 +108,7 @@ def open_runner(*, facts: DeviceFacts, model: ModelShape, plan: Plan, seed: int)
     return GpuRunner(
         facts=facts,
         model=model,
-        batches=[*(point.batch for point in plan.points), *fitting],
+        batches=[*plan.batches, *fitting],
         graphs=CudaGraphs(device),
         watch=Watch(uuid),
         seed=seed,

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from passtime import cli
+from passtime.calibrate import calibration
 from passtime.calibrate.log import Log, read_log
 from passtime.errors import DocumentError
+from passtime.profiles.device import DeviceFacts
 from passtime.profiles.document import load_profile
 
 MODEL = {
@@ -32,6 +34,7 @@ MODEL = {
 }
 ENDS_WITHIN_S = 60.0
 BUDGET_S = "2"
+LONGEST_LIFE_S = 2.5  # of a start that is killed: in some, nothing is measured yet
 
 
 class Typed:
@@ -159,7 +162,42 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_repeated(typed: Ty
     assert len(before) >= 50
     with typed.log_path.open("ab") as file:
         file.write(b'{"line":"visit","point":3,"round":7,"samp')  # a kill in mid-write
-    result = typed.finish()
+    ends_well(typed, before)
+
+
+@pytest.mark.slow
+def test_many_kills_at_random_moments_lose_and_repeat_nothing(typed: Typed) -> None:
+    """``PASSTIME_KILLS`` kills (8 if unset) of as many starts of one calibration, -9 each."""
+    kills = int(os.environ.get("PASSTIME_KILLS", "8"))
+    budget = f"{4 + kills}"  # more than so many starts use up before they are killed
+    rng = random.Random(50)
+    before: tuple[object, ...] = ()
+    for _ in range(kills):
+        process = typed.start(budget=budget)
+        time.sleep(rng.uniform(0.0, LONGEST_LIFE_S))
+        measuring = children(process.pid)
+        acknowledged = complete_lines(typed.log_path)
+        assert process.poll() is None, "it ended before it was killed: nothing was tried"
+        process.kill()
+        process.communicate()
+        wait_for(lambda pids=measuring: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        there = complete_lines(typed.log_path)
+        assert there[: len(acknowledged)] == acknowledged
+        if there:
+            assert typed.log().visits[: len(before)] == before
+            before = typed.log().visits
+    assert before, "no start lived long enough to measure anything"
+    ends_well(typed, before, budget=budget)
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """What a log's writer has acknowledged."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def ends_well(typed: Typed, before: tuple[object, ...], *, budget: str = BUDGET_S) -> None:
+    """Finish the calibration, and see that it went on from ``before`` and repeated nothing."""
+    result = typed.finish(budget=budget)
     assert result["resumed"] is True
     log = typed.log()
     assert log.torn_bytes == 0
@@ -288,6 +326,30 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert document["expected_round_s"] > 0
     assert not typed.profile.exists()
     assert not typed.log_path.exists()
+
+
+@pytest.mark.parametrize(("budget", "kept"), [("300", "75"), ("60", "15"), ("59", None)])
+def test_a_dry_run_says_how_much_of_a_gpus_budget_is_kept_for_points_to_be_chosen(
+    budget: str,
+    kept: str | None,
+    here: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = DeviceFacts(
+        kind="cuda",
+        name="A GPU",
+        memory_bytes=80 * 2**30,
+        peak_flops=1e15,
+        peak_bytes_per_s=3.3e12,
+    )
+    monkeypatch.setattr(calibration, "device", lambda name, label: gpu)
+    asked = ("calibrate", "--device", "cuda", "--budget", budget, "--dry-run")
+    code, out, _ = here(*asked)
+    assert code == 0
+    sentence = " ".join(out.split())
+    assert (f"{kept} s are kept for points chosen by what these show" in sentence) is bool(kept)
+    _, out, _ = here(*asked, "--json")
+    assert json.loads(out)["kept_for_added_points_s"] == float(kept or 0)
 
 
 def test_a_dry_run_shows_the_points_that_are_then_measured(

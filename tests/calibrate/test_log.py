@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from passtime.calibrate.log import (
     SCHEMA,
+    Addition,
     Batch,
     Header,
     Log,
@@ -50,7 +51,7 @@ def visit(point: int = 0, round_: int = 0, attempt: int = 1, **fields: object) -
     )
 
 
-def written(path: Path, *lines: Visit | Note) -> Path:
+def written(path: Path, *lines: Visit | Note | Addition) -> Path:
     with LogWriter.create(path, HEADER) as writer:
         for line in lines:
             writer.append(line)
@@ -293,3 +294,49 @@ def test_a_full_disk_is_told_and_leaves_a_log_to_go_on_from(tmp_path: Path) -> N
     assert resumed is not None
     resumed[0].close()
     assert resumed[1].visits == (visit(),)
+
+
+ADDED = (
+    Point(id=2, regime="prefill", batch=Batch(prefill=((96, 0),))),
+    Point(id=3, regime="decode", batch=Batch(decode=(96,))),
+)
+
+
+def test_added_points_are_read_back_and_may_be_visited_from_there_on(tmp_path: Path) -> None:
+    more = Addition(points=(Point(id=4, regime="decode", batch=Batch(decode=(9,))),))
+    lines = (visit(), Addition(points=ADDED), visit(3), more, visit(4))
+    log = read_log(written(tmp_path / "a.jsonl", *lines))
+    assert log.header.plan == PLAN
+    assert log.points == (*PLAN, *ADDED, *more.points)
+    assert [found.point for found in log.visits] == [0, 3, 4]
+    assert sorted(log.point_ms()) == [0, 3, 4]
+
+
+def test_a_visit_before_its_point_is_added_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", visit(3), Addition(points=ADDED))
+    with pytest.raises(DocumentError, match="line 2: point 3 is not in the plan"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ((), r"line 2: points: wanted ids from 2 on, found \[\]"),
+        (ADDED[1:], r"line 2: points: wanted ids from 2 on, found \[3\]"),
+        (ADDED[::-1], r"line 2: points: wanted ids from 2 on, found \[3, 2\]"),
+        ((PLAN[0],), r"line 2: points: wanted ids from 2 on, found \[0\]"),
+        ((msgspec.structs.replace(ADDED[0], held_out=True),), "line 2: points: held_out"),
+    ],
+)
+def test_additions_that_make_no_sense_are_named(
+    tmp_path: Path, points: tuple[Point, ...], message: str
+) -> None:
+    with pytest.raises(DocumentError, match=message):
+        read_log(written(tmp_path / "a.jsonl", Addition(points=points)))
+
+
+def test_a_log_from_before_there_were_additions_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with LogWriter.create(path, msgspec.structs.replace(HEADER, schema=1)) as writer:
+        writer.append(visit())
+    assert read_log(path).points == PLAN

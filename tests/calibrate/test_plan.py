@@ -183,6 +183,47 @@ def test_fitted_points_lie_farther_apart_than_random_ones() -> None:
     assert closest(fitted) > sorted(map(closest, draws))[90]
 
 
+def test_a_gpus_points_come_in_pairs_where_kernels_may_change() -> None:
+    fitted = [point.batch for point in plan("cuda", budget_s=300.0).points if not point.held_out]
+    for size in (64, 256, 1024):
+        assert Batch(prefill=((size, 0),)) in fitted
+        assert Batch(prefill=((size + 1, 0),)) in fitted
+    for requests in (64, 128):
+        pair = [
+            {b.decode[0] for b in fitted if b.decode == b.decode[:1] * count and not b.prefill}
+            for count in (requests, requests + 1)
+        ]
+        assert pair[0] & pair[1], "the same KV lengths on both sides"
+
+
+@pytest.mark.parametrize("budget_s", [60.0, 100.0, 300.0])
+def test_a_gpu_is_judged_by_some_twenty_points_of_the_expected_workload(budget_s: float) -> None:
+    def off_middle(batches: list[Batch]) -> float:
+        """Mean distance in log KV from the middle of a decode's lengths."""
+        middle = (log1p(32) + log1p(32768)) / 2
+        kv = [log1p(sum(b.decode) / len(b.decode)) for b in batches if b.decode and not b.prefill]
+        return sum(abs(length - middle) for length in kv) / len(kv)
+
+    made = plan("cuda", budget_s=budget_s)
+    aside = [point.batch for point in made.points if point.held_out]
+    assert 16 <= len(aside) <= 24
+    assert off_middle(aside) < off_middle([p.batch for p in made.points if not p.held_out])
+
+
+def test_what_was_not_planned_is_kept_with_the_share_of_work_it_stands_for() -> None:
+    made = plan("cuda", budget_s=300.0)
+    batches = {candidate.batch for candidate in made.spare}
+    assert not batches & {point.batch for point in made.points}
+    assert len(batches) == len(made.spare) > 500
+    assert sum(candidate.weight for candidate in made.spare) == pytest.approx(1.0)
+    decodes = {
+        len(candidate.batch.decode): candidate.weight
+        for candidate in made.spare
+        if candidate.regime == "decode"
+    }
+    assert max(decodes, key=lambda requests: decodes[requests]) in range(4, 65)
+
+
 # --- Expectations ---------------------------------------------------------------------------------
 
 
