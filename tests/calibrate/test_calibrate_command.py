@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,11 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_repeated(typed: Ty
     ends_well(typed, before)
 
 
+def all_gone(pids: list[int]) -> bool:
+    """Whether none of the processes exists any more."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 @pytest.mark.slow
 def test_many_kills_at_random_moments_lose_and_repeat_nothing(typed: Typed) -> None:
     """``PASSTIME_KILLS`` kills (8 if unset) of as many starts of one calibration, -9 each."""
@@ -180,7 +186,7 @@ def test_many_kills_at_random_moments_lose_and_repeat_nothing(typed: Typed) -> N
         assert process.poll() is None, "it ended before it was killed: nothing was tried"
         process.kill()
         process.communicate()
-        wait_for(lambda pids=measuring: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        wait_for(partial(all_gone, measuring))
         there = complete_lines(typed.log_path)
         assert there[: len(acknowledged)] == acknowledged
         if there:
