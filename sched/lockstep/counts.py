@@ -42,4 +42,6 @@ class CountedPool:
         """All blocks of a sequence are free again."""
         self.free += -(-computed_tokens // self.block_tokens)
 
-    preempt = release
+    def preempt(self, sequence: Sequence, computed_tokens: int) -> None:
+        """As when it ends."""
+        self.free += -(-computed_tokens // self.block_tokens)

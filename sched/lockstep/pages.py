@@ -132,7 +132,9 @@ class CountedPages:
         """All pages are free again."""
         self.free += -(-tokens // self.page_tokens)
 
-    release = finish
+    def release(self, sequence: SteppedSequence, tokens: int) -> None:
+        """All pages are free again."""
+        self.free += -(-tokens // self.page_tokens)
 
     def make_room(self, pages: int) -> None:
         """There is nothing to evict."""
