@@ -55,6 +55,13 @@ clean:
 	.venv/bin/pip install -q -e '.[report,cluster,dev]'
 	touch $@
 
+# The lock-step core compiled: a copy of the sources as they are now. Build it anew after a change.
+.venv-compiled/.done: pyproject.toml setup.py $(wildcard sched/*.py sched/*/*.py)
+	$(PYTHON) -m venv .venv-compiled
+	.venv-compiled/bin/pip install -q 'setuptools>=77' 'mypy>=1.15'
+	PASSTIME_COMPILE=1 .venv-compiled/bin/pip install -q --no-build-isolation --force-reinstall .
+	touch $@
+
 .venv-newest/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/pip install -q 'torch==2.13.0'

@@ -18,7 +18,8 @@ from typing import Any
 
 from passtime.providers import live_timing
 from passtime.sched.config import launch_config
-from passtime.sched.replay.report import request_rows, summary
+from passtime.sched.replay.records import request_records
+from passtime.sched.replay.report import summary
 from passtime.sched.simulate import ReplayOptions, replay
 from passtime.sched.workload.formats import load_trace
 
@@ -46,8 +47,7 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
     outcome = replay(workload, launch, timing, options)
     answer["summary"] = summary(outcome, workload)
     if cell["capture"]:
-        records = list(request_rows(outcome, workload))
-        answer["records"] = len(records)
+        answer["records"] = len(request_records(outcome, workload))
     answer["cpu_ms"] = (time.process_time() - start) * 1000.0
     return answer
 

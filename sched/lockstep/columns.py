@@ -8,6 +8,7 @@ from array import array
 import numpy as np
 
 from passtime.sched.lockstep.sequence import Sequence
+from passtime.sched.replay.admissions import AdmissionLog
 from passtime.sched.replay.outcome import Outcome, Status, compress_gaps
 from passtime.sched.timing import FloatArray, IntArray
 
@@ -34,9 +35,7 @@ class Columns:
         self._rejected: list[int] = []
         self._broken: dict[int, list[tuple[int, int]]] = {}
         self._open: dict[int, list[tuple[int, int]]] = {}
-        self._admissions: list[list[tuple[float, int] | tuple[float, int, str]]] | None = (
-            [[] for _ in range(requests)] if capture_admissions else None
-        )
+        self._admissions = AdmissionLog() if capture_admissions else None
 
     def admitted(self, row: int, now_ms: float, reused_tokens: int) -> None:
         """A request moved to running (C-20)."""
@@ -48,7 +47,7 @@ class Columns:
             if reused_tokens:
                 self._reused_tokens[row] = self._first_reused_tokens[row] = reused_tokens
         if self._admissions is not None:
-            self._admissions[row].append((now_ms, reused_tokens))
+            self._admissions.add(row, now_ms, reused_tokens)
 
     def completed(self, sequence: Sequence, end_pass: int) -> None:
         """A request completed in ``end_pass``."""
@@ -120,7 +119,9 @@ class Columns:
             scheduler=np.where(arrival_ms >= 0.0, scheduler, -1),
             gap_ms=gap_ms,
             gap_count=gap_count,
-            admissions=self._admissions,
+            admissions=None
+            if self._admissions is None
+            else self._admissions.histories(len(arrival_ms)),
             clock_ms=clock_ms,
             passes=passes,
             preemptions=preemptions,

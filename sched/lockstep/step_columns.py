@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from passtime.sched.lockstep.steps import NEVER, SteppedSequence
+from passtime.sched.replay.admissions import AdmissionLog
 from passtime.sched.replay.outcome import Outcome, Status, compress_gaps
 from passtime.sched.timing import FloatArray, IntArray
 
@@ -37,9 +38,7 @@ class StepColumns:
         self._rejected: list[int] = []
         self._broken: dict[int, list[Series]] = {}
         self._open: dict[int, list[Series]] = {}
-        self._admissions: list[list[tuple[float, int] | tuple[float, int, str]]] | None = (
-            [[] for _ in range(requests)] if capture_admissions else None
-        )
+        self._admissions = AdmissionLog() if capture_admissions else None
 
     def admitted(self, row: int, now_ms: float, reused_tokens: int) -> None:
         """A request's first chunk was admitted (S-40)."""
@@ -50,7 +49,7 @@ class StepColumns:
             self._first_admit_ms[row] = now_ms
             self._reused_tokens[row] = self._first_reused_tokens[row] = reused_tokens
         if self._admissions is not None:
-            self._admissions[row].append((now_ms, reused_tokens))
+            self._admissions.add(row, now_ms, reused_tokens)
 
     def completed(self, sequence: SteppedSequence, end_pass: int) -> None:
         """A request completed in ``end_pass``."""
@@ -141,7 +140,9 @@ class StepColumns:
             scheduler=np.where(arrival_ms >= 0.0, scheduler, -1),
             gap_ms=gap_ms,
             gap_count=gap_count,
-            admissions=self._admissions,
+            admissions=None
+            if self._admissions is None
+            else self._admissions.histories(len(arrival_ms)),
             clock_ms=clock_ms,
             passes=passes,
             preemptions=preemptions,

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from passtime.sched.timing import FloatArray, IntArray
 
@@ -24,6 +25,14 @@ class Status(IntEnum):
     REJECTED = 2
     CANCELED = 3
     FAILED = 4
+
+
+class AdmissionRecord(Struct, frozen=True, gc=False):
+    """One admission of a request; ``pool`` only in a prefill/decode replay (R-61)."""
+
+    at_ms: float
+    reused_input_tokens: int
+    pool: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +61,7 @@ class Outcome:
     ``arrival_ms`` is NaN for a request that never arrived (R-23). ``reused_tokens`` is the
     largest reuse over a request's admissions, ``first_reused_tokens`` that of the first (R-54).
     ``scheduler`` is the global scheduler number (R-10), -1 before dispatch. ``admissions`` holds
-    per request (time, reused tokens[, pool]) of every admission, only if capture was asked for.
+    every admission of each request, only if capture was asked for.
     ``gap_ms``/``gap_count`` is the distribution of all token gaps of counted requests (R-51):
     distinct values ascending, and how often each occurred.
     """
@@ -71,7 +80,7 @@ class Outcome:
     scheduler: IntArray
     gap_ms: FloatArray
     gap_count: IntArray
-    admissions: list[list[tuple[float, int] | tuple[float, int, str]]] | None = None
+    admissions: list[list[AdmissionRecord]] | None = None
     pools: PoolTimes | None = None
     clock_ms: float = 0.0  # last timestamp reached
     passes: int = 0

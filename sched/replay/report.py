@@ -1,9 +1,8 @@
-"""The report of a replay: one flat summary (R-53 … R-60) and one record per request (R-61)."""
+"""The report of a replay: one flat summary (R-53 … R-60)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -11,9 +10,8 @@ import numpy as np
 from msgspec import Struct
 
 from passtime.errors import InputError
-from passtime.sched.replay.metrics import METRICS, Latencies, Slo, distributions
-from passtime.sched.replay.outcome import Outcome, PoolTimes, Status
-from passtime.sched.timing import FloatArray
+from passtime.sched.replay.metrics import METRICS, Slo, distributions
+from passtime.sched.replay.outcome import Outcome, Status
 from passtime.sched.workload.rows import Workload
 
 SCHEMA = 1
@@ -202,109 +200,3 @@ def extra_percentiles(percentiles: Sequence[float]) -> dict[str, float]:
             raise InputError(f"percentile must be in 0 … 100, found {percent:g}")
     named = {f"p{percent:.12g}": float(percent) for percent in sorted(set(percentiles))}
     return {name: p for name, p in named.items() if name not in STANDARD_PERCENTILES}
-
-
-# --- One record per request (R-61) --------------------------------------------------------------
-
-
-def request_rows(outcome: Outcome, workload: Workload) -> Iterator[dict[str, Any]]:
-    """A record of every request that ended, by arrival time; times in ms, None = did not happen.
-
-    The uuid is the number of the request in the workload, from 1.
-    """
-    columns = _columns(outcome, workload)
-    names = tuple(columns)
-    records = list(zip(*columns.values(), strict=True))
-    ended = (outcome.status != Status.INCOMPLETE) & ~np.isnan(outcome.arrival_ms)
-    order = np.argsort(outcome.arrival_ms, kind="stable")  # ties by uuid: by row number
-    for index in order[ended[order]].tolist():
-        yield dict(zip(names, records[index], strict=True))
-
-
-def request_lines(outcome: Outcome, workload: Workload) -> bytes:
-    """The records as JSON lines."""
-    encode = msgspec.json.Encoder().encode
-    return b"".join(encode(row) + b"\n" for row in request_rows(outcome, workload))
-
-
-def _columns(outcome: Outcome, workload: Workload) -> dict[str, Sequence[Any]]:
-    count = len(workload)
-    latencies = Latencies.of(outcome)
-    sessions = workload.session_ids or [f"request_{index}" for index in range(1, count + 1)]
-    nothing: list[None] = [None] * count
-    pools = outcome.pools
-    reused = outcome.reused_tokens if pools is None else pools.prefill_reused_tokens
-    admissions = outcome.admission_count
-    columns: dict[str, Sequence[Any]] = {
-        "session_id": sessions,
-        "turn_index": _turns(workload) or nothing,
-        "uuid": [f"00000000-0000-0000-0000-{index:012x}" for index in range(1, count + 1)],
-        "arrival_time_ms": _times(outcome.arrival_ms),
-        "first_admit_ms": _times(
-            np.where(outcome.status == Status.REJECTED, np.nan, outcome.first_admit_ms)
-        ),
-        "terminal_time_ms": _times(outcome.terminal_ms),
-        "first_token_ms": _times(outcome.first_token_ms),
-        "last_token_ms": _times(outcome.last_token_ms),
-        "ttft_ms": _times(latencies.ttft_ms),
-        "ttst_ms": _times(latencies.ttst_ms),
-        "e2e_latency_ms": _times(latencies.e2e_ms),
-        "itl_ms": _times(latencies.tpot_ms),
-        "input_length": workload.input_tokens,
-        "requested_output_length": workload.output_tokens,
-        "output_length": outcome.output_tokens.tolist(),
-        "reused_input_tokens": reused.tolist(),
-        "prefill_worker_idx": _indices(pools.prefill_scheduler) if pools else nothing,
-        "decode_worker_idx": _indices(outcome.scheduler),
-        "prefill_admit_ms": _times(pools.prefill_admit_ms) if pools else nothing,
-        "source_held_ms": _times(pools.source_held_ms) if pools else nothing,
-        "destination_reserved_ms": _times(pools.destination_reserved_ms) if pools else nothing,
-        "destination_activated_ms": _times(pools.destination_activated_ms) if pools else nothing,
-        "decode_admit_ms": _times(pools.decode_admit_ms) if pools else nothing,
-        "source_released_ms": _times(pools.source_released_ms) if pools else nothing,
-        "decode_reused_input_tokens": _decode_reuse(pools) if pools else nothing,
-    }
-    if outcome.admissions is not None:
-        columns["admission_history"] = [
-            [
-                {"at_ms": at_ms, "reused_input_tokens": reused, "pool": pool[0] if pool else None}
-                for at_ms, reused, *pool in history
-            ]
-            for history in outcome.admissions
-        ]
-    columns["admission_count"] = admissions.tolist()
-    columns["readmission_count"] = np.maximum(admissions - 1, 0).tolist()
-    names = {int(status): status.name.lower() for status in Status}
-    columns["terminal_status"] = [names[status] for status in outcome.status.tolist()]
-    return columns
-
-
-def _decode_reuse(pools: PoolTimes) -> list[int | None]:
-    """Reuse on the decode rank; None for a request that was never admitted there."""
-    happened = ~np.isnan(pools.decode_admit_ms)
-    reused = pools.decode_reused_tokens.tolist()
-    return [
-        value if there else None for value, there in zip(reused, happened.tolist(), strict=True)
-    ]
-
-
-def _turns(workload: Workload) -> list[int] | None:
-    """Turn number per request; None if every session has one turn (R-61)."""
-    if workload.session_ids is None or len(set(workload.session_ids)) == len(workload):
-        return None
-    seen: dict[str, int] = {}
-    turns = []
-    for session in workload.session_ids:
-        turns.append(seen.get(session, 0))
-        seen[session] = turns[-1] + 1
-    return turns
-
-
-def _times(times_ms: FloatArray) -> list[float | None]:
-    if not np.isnan(times_ms).any():
-        return list(times_ms.tolist())
-    return [None if math.isnan(time) else time for time in times_ms.tolist()]
-
-
-def _indices(values: Any) -> list[int | None]:
-    return [None if value < 0 else value for value in values.tolist()]

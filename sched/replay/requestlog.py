@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from passtime.sched.replay.admissions import AdmissionLog
 from passtime.sched.replay.outcome import Outcome, PoolTimes, Status, compress_gaps
 from passtime.sched.timing import FloatArray, IntArray
 
@@ -29,9 +30,7 @@ class RequestLog:
         self.first_reused_tokens = [0] * requests
         self.admission_count = [0] * requests
         self.scheduler = [-1] * requests
-        self.admissions: list[list[tuple[float, int] | tuple[float, int, str]]] | None = (
-            [[] for _ in range(requests)] if capture_admissions else None
-        )
+        self.admissions = AdmissionLog() if capture_admissions else None
         self.committed_prefill_tokens = 0
         self.passes = 0
         self.preemptions = 0
@@ -52,8 +51,7 @@ class RequestLog:
         self.admission_count[index] += 1
         self.reused_tokens[index] = max(self.reused_tokens[index], reused_tokens)
         if self.admissions is not None:
-            entry = (now_ms, reused_tokens) if pool is None else (now_ms, reused_tokens, pool)
-            self.admissions[index].append(entry)
+            self.admissions.add(index, now_ms, reused_tokens, pool)
 
     def token(self, index: int, now_ms: float) -> None:
         """A token became visible."""
@@ -104,7 +102,9 @@ class RequestLog:
             scheduler=_integers(self.scheduler),
             gap_ms=gap_ms,
             gap_count=gap_count,
-            admissions=self.admissions,
+            admissions=None
+            if self.admissions is None
+            else self.admissions.histories(len(self.status)),
             pools=pools,
             clock_ms=clock_ms,
             passes=self.passes,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from cases import Case
+from msgspec.structs import astuple
 
 from passtime.errors import ConfigError, InputError, PasstimeError, RunError
 from passtime.providers import live_timing
@@ -174,7 +175,9 @@ def request_columns(case: Case, outcome: Outcome, index: int) -> dict[str, Any]:
         "terminal_status": status.name.lower(),
         "dp_rank": scheduler % dp_size,
         "worker": scheduler // dp_size,
-        "admissions": [list(entry) for entry in admissions],
+        "admissions": [
+            [value for value in astuple(entry) if value is not None] for entry in admissions
+        ],
     }
     if outcome.pools is not None:
         pools = outcome.pools

@@ -58,7 +58,7 @@ def run(
 
 def admissions(outcome: Outcome, row: int) -> list[tuple[float, int]]:
     assert outcome.admissions is not None
-    return [(at, reused) for at, reused, *_ in outcome.admissions[row]]
+    return [(a.at_ms, a.reused_input_tokens) for a in outcome.admissions[row]]
 
 
 def test_a_prefill_stalls_the_running_requests() -> None:

@@ -231,4 +231,4 @@ def run(
 def admissions(outcome: Outcome, row: int) -> list[tuple[float, int]]:
     """(time, reused tokens) of every admission of a row."""
     assert outcome.admissions is not None
-    return [(at, reused) for at, reused, *_ in outcome.admissions[row]]
+    return [(a.at_ms, a.reused_input_tokens) for a in outcome.admissions[row]]

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from passtime.replay_inputs import replay_inputs
-    from passtime.sched.replay.report import request_lines
+    from passtime.sched.replay.records import request_lines
     from passtime.sched.workload.files import replace_file
     from passtime.sched.workload.mooncake import write_mooncake
     from passtime.simulation import coverage_sentence, goodput_sentence, simulate
