@@ -63,9 +63,11 @@ class Surface:
                 part: FloatArray = np.ones((1, len(self.places)))
                 for column, (axis, length) in enumerate(zip(self.axes, lengths, strict=True)):
                     if AXES[axis] in names:
-                        place = _place(AXES[axis], sizes.get(AXES[axis], np.zeros(1)))
+                        values = sizes.get(AXES[axis], np.zeros(1))
+                        distinct, back = np.unique(values, return_inverse=True)
+                        place = _place(AXES[axis], distinct)
                         distance = np.abs(place[:, None] - self.places[None, :, column])
-                        part = part * _profiles(distance, float(length), smooth)[0]
+                        part = part * _profiles(distance, float(length), smooth)[0][back]
                 parts.append(part)
             product = parts[0][:, None, :] * parts[1][None, :, :] * math.exp(2.0 * amplitude)
             total = total + product.reshape(-1, len(self.places))

@@ -1,10 +1,11 @@
 """From a residual surface to a table that predictions can use: small, and monotone with the law.
 
 The table's axes are sums over a pass: whatever joins a pass or grows in it raises sums and nothing
-else. The surface is evaluated on a tensor grid of them, finer along axes where it changes fast, and
-held where a mean length leaves the box. Then the factor is moved, as little as possible, to where
-law · factor rises with every sum: the law's own slope bounds how fast the factor may fall, inside
-the box and, held at its edge, to four times its sizes.
+else (of attention alone means, see ``TABLE_AXES``). The surface is evaluated on a tensor grid of
+them, finer along axes where it changes fast, and held where a mean length leaves the box. Then the
+factor is moved, as little as possible, to where law · factor rises along every axis: the law's own
+slope bounds how fast the factor may fall, inside the box and, held at its edge, to four times its
+sizes.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from passtime.profiles.law import ARRAYS, Law
 from passtime.profiles.predict import HELD, PassColumns
 from passtime.sched.timing import FloatArray
 
-_NODES = {2: 2500, 3: 5000, 4: 10_000}  # of a table with so many axes
+_NODES = {2: 2500, 3: 8000, 4: 10_000}  # of a table with so many axes
 _FINEST, _COARSEST = 1.0 / 8.0, 2.0  # octaves between neighbouring nodes
 _LARGEST_LOG = 2.5
-_PROJECTIONS, _SETTLED = 30, 1e-3
+_PROJECTIONS, _SETTLED = 15, 1e-3
 _SLOPE_MARGIN = 0.9
 _DOUBT = 1.0  # a node outside the box yields to those inside: power of its distance
 _LATTICE = 1e5  # steps of ln(factor) in the document
@@ -103,7 +104,11 @@ def _isotonic(values: FloatArray, weight: FloatArray, slack: FloatArray, axis: i
     heavy = np.moveaxis(weight, axis, -1).reshape(-1, count)
     falls = np.moveaxis(slack, axis, -1).reshape(-1, count - 1)
     allowed = np.concatenate([np.zeros((len(lines), 1)), np.cumsum(falls, axis=1)], axis=1)
+    shape = np.moveaxis(values, axis, -1).shape
     lines = lines + allowed
+    result = lines.copy()
+    falling = (np.diff(lines, axis=1) < 0.0).any(axis=1)  # the others stay as they are
+    lines, heavy = lines[falling], heavy[falling]
     edge = np.zeros((len(lines), 1))
     mass = np.concatenate([edge, np.cumsum(heavy, axis=1)], axis=1)
     moment = np.concatenate([edge, np.cumsum(heavy * lines, axis=1)], axis=1)
@@ -113,9 +118,8 @@ def _isotonic(values: FloatArray, weight: FloatArray, slack: FloatArray, axis: i
     valid = np.triu(np.ones((count, count), dtype=bool))
     means = np.where(valid, means, np.inf)
     least = np.minimum.accumulate(means[:, :, ::-1], axis=2)[:, :, ::-1]
-    fitted = np.where(valid, least, -np.inf).max(axis=1) - allowed
-    shape = np.moveaxis(values, axis, -1).shape
-    return np.moveaxis(fitted.reshape(shape), -1, axis)
+    result[falling] = np.where(valid, least, -np.inf).max(axis=1)
+    return np.moveaxis((result - allowed).reshape(shape), -1, axis)
 
 
 def _rounded(values: FloatArray, slack: Sequence[FloatArray]) -> FloatArray:
@@ -276,16 +280,17 @@ class _Reach:
         zero = np.zeros(len(next(iter(sums.values()))))
         new, pairs = sums.get("prefill_new_tokens", zero), sums.get("prefill_pairs", zero)
         decodes, kv_tokens = sums.get("decode_requests", zero), sums.get("decode_kv_tokens", zero)
-        counts, longest = [sums.get("prefill_requests", zero)], [zero]
+        few = many = sums.get("prefill_requests", zero)
+        longest = [zero]
         if regime == "mixed":
-            counts = [zero + 1.0, zero + self.sizes.get("prompts", HELD)]
+            few, many = zero + 1.0, zero + self.sizes.get("prompts", HELD)
             longest = [zero, zero + self.sizes["decode_context"]]
         least = np.maximum(0.0, pairs / np.maximum(new, 1.0) - 0.5 * (new + 1.0))
-        for count, kv_max in itertools.product(counts, longest):
-            most = np.minimum(pairs, count * self.sizes.get("prompt_context", 0.0))
-            equal = np.minimum(most, np.maximum(0.0, count * least + 0.5 * new * (count - 1.0)))
-            for prefix in (least, most) if "prefill_pairs" in lines else (equal,):
-                yield PassColumns(count, new, prefix, pairs, decodes, kv_tokens, kv_max)
+        most = np.minimum(pairs, many * self.sizes.get("prompt_context", 0.0))
+        equal = np.minimum(most, np.maximum(0.0, few * least + 0.5 * new * (few - 1.0)))
+        beside = [(few, least), (many, most)] if "prefill_pairs" in lines else [(few, equal)]
+        for (count, prefix), kv_max in itertools.product(beside, longest):
+            yield PassColumns(count, new, prefix, pairs, decodes, kv_tokens, kv_max)
 
 
 def _slack(law: Law, regime: Regime, lines: Lines, reach: _Reach) -> list[FloatArray]:
