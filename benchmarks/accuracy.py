@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from falls import falls
 from public_tables import CARDS, OPSUM, PublicTable, opsum, vidur_attention, whole_passes
 from real_runs import real_run_errors
 
@@ -29,6 +30,8 @@ from passtime.calibrate.intervals import conformal
 from passtime.calibrate.points import columns, latencies
 from passtime.calibrate.validate import held_out
 from passtime.errors import PasstimeError
+from passtime.profiles.document import load_profile, shipped_profiles
+from passtime.profiles.predict import Predictor
 
 SEEDS = (0, 1, 2)
 
@@ -67,7 +70,8 @@ class Wanted:
 
 def rows() -> Iterator[Row]:
     """Every row, in order, as it is computed."""
-    for wanted in (*opsum_rows(), *table_rows(), *real_rows(), interval_row()):
+    wanted_rows = (*opsum_rows(), *table_rows(), *real_rows(), interval_row(), falls_row())
+    for wanted in wanted_rows:
         errors: list[float] | None
         try:
             errors = wanted.errors()
@@ -150,6 +154,29 @@ def interval_row() -> Wanted:
         unit="% of points",
         seeds=(0,),
     )
+
+
+def falls_row() -> Wanted:
+    """Steps that add work to a pass and lower its prediction, up to four times the box."""
+    return Wanted(
+        "falls in dense sweeps",
+        lambda: list(_fallen()),
+        must=0.0,
+        goal=0.0,
+        unit="steps",
+        seeds=(0,),
+    )
+
+
+def _fallen() -> Iterator[float]:
+    predictors = [Predictor.of(load_profile(name)) for name in shipped_profiles()]
+    for card in CARDS:
+        table = whole_passes(card)
+        rows = table.spread_out(np.arange(len(table.points)), 200, 0)
+        predictors.append(table.fit(rows).predictor())
+    for predictor in predictors:
+        swept = falls(predictor, steps=100_000, seed=0).values()
+        yield float(sum(step.falls + step.unusable for step in swept))
 
 
 def _pools(table: PublicTable, phase: str) -> np.ndarray:

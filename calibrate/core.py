@@ -43,7 +43,8 @@ class Core:
         """Uncertainty of ln(time) up to the intervals' width; 1 where no surface can say."""
         if self.surface is None:
             return np.ones(len(passes.prefill_pairs))
-        return self.surface.uncertainty(self.surface.spread(passes))
+        law = Law(self.bench.work, self.law.coefficients, self.bench.engine)
+        return self.surface.uncertainty(self.surface.spread(_effective(law, passes)))
 
 
 def fit_core(bench: Bench, points: Sequence[MeasuredPoint], *, like: Core | None = None) -> Core:
@@ -67,10 +68,18 @@ def fit_core(bench: Bench, points: Sequence[MeasuredPoint], *, like: Core | None
         residual={},
     )
     surface = fit_surface(
-        passes,
+        _effective(law, passes),
         np.log(latency / bare.pass_many_ms(passes)),
         sigma,
         theta=None if like is None or like.surface is None else like.surface.theta,
     )
-    residual = {regime: tabulate(surface, regime, box[regime], law) for regime in box}
+    residual = {
+        regime: tabulate(surface, regime, box, law, bench.engine.timed_part) for regime in box
+    }
     return Core(bench=bench, law=fitted, surface=surface, box=box, residual=residual)
+
+
+def _effective(law: Law, passes: PassColumns) -> PassColumns:
+    """The passes with KV tokens as they cost, which is where tables are looked up."""
+    _, _, _, _, decodes, kv_tokens, longest = passes
+    return passes._replace(decode_kv_tokens=law.effective_kv(decodes, kv_tokens, longest))

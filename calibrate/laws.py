@@ -252,5 +252,6 @@ def law_times(law: Law, groups: list[BoolArray], parts: list[PassColumns]) -> Fl
         effective = law.effective_kv(*decodes[4:])
         times[groups[1]] = law.decode_ms(decodes[4], effective, ARRAYS)
     if len(mixed.prefill_pairs):
-        times[groups[2]] = law.mixed_ms(*mixed, ARRAYS)
+        effective = law.effective_kv(*mixed[4:])
+        times[groups[2]] = law.mixed_ms(*mixed[:5], effective, mixed[6], ARRAYS)
     return times

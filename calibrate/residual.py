@@ -9,7 +9,7 @@ costs two small matrix products.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,17 +49,28 @@ class Surface:
         """Predictive standard deviation of ln(time), measurement noise included."""
         return self._spread(self._kernel(passes))
 
-    def on_grid(self, lines: Mapping[AxisName, Sequence[float]]) -> tuple[FloatArray, FloatArray]:
-        """Mean and spread at every node of a tensor grid, last axis fastest; absent axes are 0."""
-        places = [_place(name, np.array(lines.get(name, [0.0]), dtype=float)) for name in AXES]
+    def on_product(
+        self, prompts: Mapping[AxisName, FloatArray], decodes: Mapping[AxisName, FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Mean and spread of all ``prompts`` with all ``decodes``, decodes fastest.
+
+        Each holds sizes by axis, as arrays of one length; an axis that is absent is 0.
+        """
         total: FloatArray | float = 0.0
         for smooth, amplitude, lengths in _halves(self.theta):
-            part = np.full((1, len(self.places)), math.exp(2.0 * amplitude))
-            for column, (axis, length) in enumerate(zip(self.axes, lengths, strict=True)):
-                distance = np.abs(places[axis][:, None] - self.places[None, :, column])
-                along = _profiles(distance, float(length), smooth)[0]
-                part = (part[:, None, :] * along[None, :, :]).reshape(-1, len(self.places))
-            total = total + part
+            parts = []
+            for sizes, names in ((prompts, AXES[:3]), (decodes, AXES[3:])):
+                part: FloatArray = np.ones((1, len(self.places)))
+                for column, (axis, length) in enumerate(zip(self.axes, lengths, strict=True)):
+                    if AXES[axis] in names:
+                        values = sizes.get(AXES[axis], np.zeros(1))
+                        distinct, back = np.unique(values, return_inverse=True)
+                        place = _place(AXES[axis], distinct)
+                        distance = np.abs(place[:, None] - self.places[None, :, column])
+                        part = part * _profiles(distance, float(length), smooth)[0][back]
+                parts.append(part)
+            product = parts[0][:, None, :] * parts[1][None, :, :] * math.exp(2.0 * amplitude)
+            total = total + product.reshape(-1, len(self.places))
         kernel = np.asarray(total)
         return self._mean(kernel), self._spread(kernel)
 
@@ -129,7 +140,6 @@ def _place(name: AxisName, sizes: FloatArray) -> FloatArray:
     """log2 of 1 + size. A pass without prompts (or decodes) is of another kind: a gap parts it."""
     places: FloatArray = np.log2(1.0 + sizes) / _OCTAVES
     return places + _GAP * (sizes > 0.0) if name in ("new_tokens", "decodes") else places
-    return places
 
 
 def fit_surface(

@@ -1,4 +1,4 @@
-"""The timing-profile document, schema 1: what was measured, the law fitted to it, its errors."""
+"""The timing-profile document, schema 2: what was measured, the law fitted to it, its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from passtime.profiles.device import DeviceFacts, DeviceKind
 from passtime.profiles.reading import decode_json, read_bytes, write_atomically
 from passtime.profiles.shapes import ModelShape
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had tables over mean contexts
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 _NUMBER_LIST = re.compile(
@@ -38,13 +38,40 @@ AxisName: TypeAlias = Literal[
     "prompts", "new_tokens", "prompt_context", "decodes", "decode_context"
 ]
 
-# The axes of a box and of a residual table. ``new_tokens`` is the sum over the prompts;
+TimedPart: TypeAlias = Literal["pass", "attention"]
+TableAxis: TypeAlias = Literal[
+    "prefill_requests",
+    "prefill_new_tokens",
+    "prefill_pairs",
+    "prompt_context",
+    "decode_requests",
+    "decode_kv_tokens",
+    "decode_context",
+]
+
+# The axes of a box. ``new_tokens`` is the sum over the prompts;
 # ``prompt_context`` is pairs / new tokens: how many tokens a new token attends to on average;
 # ``decode_context`` is KV tokens / decodes.
 REGIME_AXES: dict[Regime, tuple[AxisName, ...]] = {
     "prefill": ("prompts", "new_tokens", "prompt_context"),
     "decode": ("decodes", "decode_context"),
     "mixed": ("new_tokens", "prompt_context", "decodes", "decode_context"),
+}
+
+# The axes of a residual table. Of passes: sums, for whatever joins a pass or grows in it raises
+# sums, where a mean would fall when a short request joins. Of attention alone: means as in the
+# box, for the same KV split among more requests is often read faster.
+TABLE_AXES: dict[TimedPart, dict[Regime, tuple[TableAxis, ...]]] = {
+    "pass": {
+        "prefill": ("prefill_requests", "prefill_new_tokens", "prefill_pairs"),
+        "decode": ("decode_requests", "decode_kv_tokens"),
+        "mixed": ("prefill_new_tokens", "prefill_pairs", "decode_requests", "decode_kv_tokens"),
+    },
+    "attention": {
+        "prefill": ("prefill_requests", "prefill_new_tokens", "prompt_context"),
+        "decode": ("decode_requests", "decode_context"),
+        "mixed": ("prefill_new_tokens", "prompt_context", "decode_requests", "decode_context"),
+    },
 }
 
 
@@ -78,7 +105,7 @@ class EngineFacts(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ``launch_overhead_ms``  host time of an empty pass, where it was measured apart.
     """
 
-    timed_part: Literal["pass", "attention"] = "pass"
+    timed_part: TimedPart = "pass"
     attention: Literal["causal", "rectangle"] = "causal"
     graph_sizes: tuple[Size, ...] = ()
     tile_tokens: Size | None = None
@@ -156,9 +183,9 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Axis(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One axis of a residual table: ascending nodes; ends are the edges of the measured box."""
+    """One axis of a residual table: ascending nodes, from the box's smallest to its largest sum."""
 
-    name: AxisName
+    name: TableAxis
     nodes: tuple[NonNegative, ...]
 
     def __post_init__(self) -> None:
@@ -263,7 +290,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
                 f"$.model.tensor_parallel, found {self.parallelism.tensor_parallel}"
             )
         for regime, residual in self.residual.items():
-            wanted, found = REGIME_AXES[regime], tuple(axis.name for axis in residual.axes)
+            wanted = TABLE_AXES[self.engine.timed_part][regime]
+            found = tuple(axis.name for axis in residual.axes)
             if found != wanted:
                 raise DocumentError(f"residual.{regime}: expected axes {wanted}, found {found}")
 
@@ -282,19 +310,17 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def read_profile(data: bytes, *, source: str) -> Profile:
-    """The profile in ``data``; a newer schema and every fault are named."""
+    """The profile in ``data``; another schema and every fault are named."""
     try:
         schema = json.loads(data).get("schema")
     except (ValueError, AttributeError):
         schema = None
-    if isinstance(schema, int) and schema > SCHEMA:
+    if isinstance(schema, int) and schema != SCHEMA:
+        written = "a newer passtime" if schema > SCHEMA else "an older passtime: fit its log anew"
         raise DocumentError(
-            f"{source}: $.schema: expected {SCHEMA}, found {schema}: written by a newer passtime"
+            f"{source}: $.schema: expected {SCHEMA}, found {schema}: written by {written}"
         )
-    profile = decode_json(data, Profile, source=source)
-    if profile.schema != SCHEMA:
-        raise DocumentError(f"{source}: $.schema: expected {SCHEMA}, found {profile.schema}")
-    return profile
+    return decode_json(data, Profile, source=source)
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:

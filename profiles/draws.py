@@ -19,7 +19,7 @@ import numpy as np
 
 from passtime.errors import DocumentError
 from passtime.profiles.document import (
-    REGIME_AXES,
+    TABLE_AXES,
     Axis,
     Intervals,
     Profile,
@@ -52,7 +52,7 @@ def draws(profile: Profile, count: int, *, seed: int) -> Iterator[Profile]:
 def _draw(profile: Profile, intervals: Intervals, generator: np.random.Generator) -> Profile:
     residual: dict[Regime, Residual] = {}
     for regime in profile.box:
-        table = profile.residual.get(regime) or _flat_table(regime)
+        table = profile.residual.get(regime) or _flat_table(profile, regime)
         sigma = _sigma(table, regime, intervals)
         shift = (sigma * _field(table.axes, generator)).tolist()
         log_factor = tuple(a + b for a, b in zip(table.log_factor, shift, strict=True))
@@ -60,9 +60,10 @@ def _draw(profile: Profile, intervals: Intervals, generator: np.random.Generator
     return msgspec.structs.replace(profile, residual=residual)
 
 
-def _flat_table(regime: Regime) -> Residual:
+def _flat_table(profile: Profile, regime: Regime) -> Residual:
     """The table of a model class without a residual: factor 1 everywhere."""
-    axes = tuple(Axis(name=name, nodes=(1.0,)) for name in REGIME_AXES[regime])
+    names = TABLE_AXES[profile.engine.timed_part][regime]
+    axes = tuple(Axis(name=name, nodes=(1.0,)) for name in names)
     return Residual(axes=axes, log_factor=(0.0,), log_spread=(0.0,))
 
 

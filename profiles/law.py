@@ -3,12 +3,15 @@
     pass      = launch + linear + attention + requests
     linear    = overlap(FLOPs / rate, weight bytes / rate) + tokens · token_ms
     attention = overlap(prompts + decodes [+ mixed terms], longest row)
+    row       = √(2 · pairs + prefix²) tokens, or the longest decode: n + p of one prompt alone
     prompts   = overlap(pair FLOPs / rate, KV bytes / rate)
     decodes   = KV bytes / rate + ramp · kv / (kv + ramp_tokens)
     kv        = tokens + skew · (decodes · longest - tokens)
 
 ``overlap(a, b)`` is a smooth maximum: max(a, b) where the shorter is hidden wholly, a + b where
-not at all. All coefficients are positive and every term rises with every size, so a pass never
+not at all. All coefficients are positive and every term rises with every sum over the pass
+(requests, new tokens, prefix tokens, pairs, KV tokens) and with the longest decode; none divides
+by a number of requests. Whatever joins a pass or grows in it raises sums only, so a pass never
 gets cheaper by more work. The mixed terms exist because one kernel over prompts and decodes loses
 what pure decode batches enjoy (split KV, packed query heads): measured batches do not add.
 
@@ -79,11 +82,14 @@ class Arithmetic:
 
     sqrt: Callable[[Any], Any]
     maximum: Callable[[Any, Any], Any]
+    minimum: Callable[[Any, Any], Any]
     ceil: Callable[[Any], Any]
 
 
-FLOATS = Arithmetic(math.sqrt, lambda a, b: a if a >= b else b, math.ceil)
-ARRAYS = Arithmetic(np.sqrt, np.maximum, np.ceil)
+FLOATS = Arithmetic(
+    math.sqrt, lambda a, b: a if a >= b else b, lambda a, b: a if a <= b else b, math.ceil
+)
+ARRAYS = Arithmetic(np.sqrt, np.maximum, np.minimum, np.ceil)
 
 
 class Law:
@@ -127,8 +133,8 @@ class Law:
         ops: Arithmetic,
     ) -> Number:
         """A pass of prompts only; ``requests`` and ``new_tokens`` are > 0."""
-        row = (new_tokens + prefix_tokens) / requests * self.row
-        prompts = self._prompts(requests, new_tokens, prefix_tokens, pairs, ops)
+        row = _longest_prompt(prefix_tokens, pairs, ops) * self.row
+        prompts = self._prompts(new_tokens, prefix_tokens, pairs, ops)
         linear = self._linear(new_tokens, requests, ops)
         attention = _overlap(prompts, row, self.row_overlap, ops)
         return self.launch + linear + attention + requests * self.prefill_request
@@ -153,11 +159,13 @@ class Law:
         kv_max: Number,
         ops: Arithmetic,
     ) -> Number:
-        """A pass of both; ``requests``, ``new_tokens`` and ``decodes`` are > 0."""
-        kv_tokens = self.effective_kv(decodes, kv_tokens, kv_max)
-        longest: Number = ops.maximum((new_tokens + prefix_tokens) / requests, kv_max)
+        """A pass of both; ``requests``, ``new_tokens`` and ``decodes`` are > 0.
+
+        ``kv_tokens`` are effective ones.
+        """
+        longest: Number = ops.maximum(_longest_prompt(prefix_tokens, pairs, ops), kv_max)
         work = (
-            self._prompts(requests, new_tokens, prefix_tokens, pairs, ops)
+            self._prompts(new_tokens, prefix_tokens, pairs, ops)
             + self._decodes(kv_tokens)
             + decodes * self.mixed_request
             + kv_tokens * self.mixed_kv
@@ -180,21 +188,25 @@ class Law:
         return _overlap(compute, weights, self.linear_overlap, ops) + tokens * self.token
 
     def _prompts(
-        self,
-        requests: Number,
-        new_tokens: Number,
-        prefix_tokens: Number,
-        pairs: Number,
-        ops: Arithmetic,
+        self, new_tokens: Number, prefix_tokens: Number, pairs: Number, ops: Arithmetic
     ) -> Number:
-        if self.rectangle:  # from the sums: exact for equal prompts
-            pairs = new_tokens * (prefix_tokens + new_tokens) / requests
+        if self.rectangle:  # the other half: exact for one prompt, and for any without a prefix
+            pairs = pairs + ops.minimum(pairs, 0.5 * new_tokens * new_tokens)
         read = (new_tokens + prefix_tokens) * self.prefill_kv
         return _overlap(pairs * self.pair, read, self.attention_overlap, ops)
 
     def _decodes(self, kv_tokens: Number) -> Number:
         ramp = self.ramp * (kv_tokens / (kv_tokens + self.ramp_tokens))
         return kv_tokens * self.decode_kv + ramp
+
+
+def _longest_prompt(prefix_tokens: Number, pairs: Number, ops: Arithmetic) -> Number:
+    """new + prefix tokens of a prompt alone; of several, no less than the longest of them.
+
+    A mean length would fall when a short prompt joins.
+    """
+    length: Number = ops.sqrt(2.0 * pairs + prefix_tokens * prefix_tokens)
+    return length
 
 
 def _overlap(a: Number, b: Number | float, visible: float, ops: Arithmetic) -> Number:

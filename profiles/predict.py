@@ -3,7 +3,11 @@
     pure pass   = law · factor, the factor held at the edge of the measured box
     mixed pass  = max(law · factor, its prompts alone, its decodes alone)
 
-Predictions rise with every size, are finite everywhere, and are 0 for an empty pass.
+The factor's axes are sums over the pass. A prediction of whole passes never falls when a request
+joins, however short, when one grows, or when the longest decode does; nor when the same KV tokens
+are split among more decodes. That holds up to four times the measured box, for fitted profiles.
+A profile of attention alone keeps to less: it rises with a count at kept mean lengths and with
+lengths at a kept count. Predictions are finite everywhere, and 0 for an empty pass.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy.typing as npt
 
 from passtime.profiles.document import (
     REGIME_AXES,
+    TABLE_AXES,
     AxisName,
     Coefficients,
     EngineFacts,
@@ -25,6 +30,7 @@ from passtime.profiles.document import (
     Range,
     Regime,
     Residual,
+    TableAxis,
 )
 from passtime.profiles.law import ARRAYS, FLOATS, Law, Work
 from passtime.profiles.shapes import ModelShape
@@ -92,7 +98,8 @@ class Predictor:
     ) -> None:
         """Build the tables; a few milliseconds."""
         self.law = Law(Work.of(model, timed_part=engine.timed_part), coefficients, engine)
-        self._box, self._intervals = box, intervals
+        self.box, self._intervals = box, intervals
+        self._by_means = engine.timed_part == "attention"
         self._graphs = [float(size) for size in sorted(engine.graph_sizes)]
         factors = {regime: Table.of_factors(table) for regime, table in residual.items()}
         self._spreads = {regime: Table.of_spreads(table) for regime, table in residual.items()}
@@ -117,9 +124,9 @@ class Predictor:
         if requests <= 0.0 or new <= 0.0:
             return 0.0
         time = self.law.prefill_ms(requests, new, prefix, pairs, FLOATS)
-        return (
-            time if self._prefill is None else time * self._prefill.at3(requests, new, pairs / new)
-        )
+        if self._prefill is None:
+            return time
+        return time * self._prefill.at3(requests, new, pairs / new if self._by_means else pairs)
 
     def decode_ms(self, requests: float, kv_tokens: float, kv_max: float | None = None) -> float:
         """Time of decodes alone; requests are padded up to the next graph size.
@@ -133,9 +140,9 @@ class Predictor:
         if kv_max is not None:
             effective = law.effective_kv(requests, kv_tokens, kv_max)
         time = law.decode_ms(padded, effective, FLOATS)
-        return (
-            time if self._decode is None else time * self._decode.at2(padded, kv_tokens / requests)
-        )
+        if self._decode is None:
+            return time
+        return time * self._decode.at2(padded, effective / padded if self._by_means else effective)
 
     def decode_many_ms(self, requests: float, kv_tokens: FloatArray) -> FloatArray:
         """:meth:`decode_ms` for many KV totals of one batch, bit for bit."""
@@ -145,7 +152,7 @@ class Predictor:
         time = self.law.decode_ms(batch, kv_tokens, ARRAYS)
         if self._decode is None:
             return time
-        return time * self._decode.at_many(batch, kv_tokens / requests)
+        return time * self._decode.at_many(batch, self._along(batch, kv_tokens))
 
     def pass_ms(self, shape: PassShape) -> float:
         """Time of a whole pass."""
@@ -157,9 +164,12 @@ class Predictor:
         decodes_alone = self.decode_ms(decodes, kv_tokens, kv_max)
         if prompts_alone == 0.0 or decodes_alone == 0.0:
             return prompts_alone + decodes_alone
-        time = self.law.mixed_ms(requests, new, prefix, pairs, decodes, kv_tokens, kv_max, FLOATS)
+        effective = self.law.effective_kv(decodes, kv_tokens, kv_max)
+        time = self.law.mixed_ms(requests, new, prefix, pairs, decodes, effective, kv_max, FLOATS)
         if self._mixed is not None:
-            time *= self._mixed.at4(new, pairs / new, decodes, kv_tokens / decodes)
+            if self._by_means:
+                pairs, effective = pairs / new, effective / decodes
+            time *= self._mixed.at4(new, pairs, decodes, effective)
         return max(time, prompts_alone, decodes_alone)
 
     def pass_many_ms(self, passes: PassColumns) -> FloatArray:
@@ -171,7 +181,7 @@ class Predictor:
             n, new, prefix, pairs, *_ = passes.take(has_prompts)
             alone = self.law.prefill_ms(n, new, prefix, pairs, ARRAYS)
             if self._prefill is not None:
-                alone = alone * self._prefill.at_many(n, new, pairs / new)
+                alone = alone * self._prefill.at_many(n, new, self._along(new, pairs))
             times[has_prompts] = alone
         if has_decodes.any():
             *_, decodes, kv_tokens, longest = passes.take(has_decodes)
@@ -179,14 +189,17 @@ class Predictor:
             padded = np.array([self._padded(batch) for batch in decodes.tolist()])
             alone = self.law.decode_ms(padded, effective, ARRAYS)
             if self._decode is not None:
-                alone = alone * self._decode.at_many(padded, kv_tokens / decodes)
+                alone = alone * self._decode.at_many(padded, self._along(padded, effective))
             times[has_decodes] = np.maximum(times[has_decodes], alone)
         both = has_prompts & has_decodes
         if both.any():
             n, new, prefix, pairs, decodes, kv_tokens, longest = passes.take(both)
-            mixed = self.law.mixed_ms(n, new, prefix, pairs, decodes, kv_tokens, longest, ARRAYS)
+            effective = self.law.effective_kv(decodes, kv_tokens, longest)
+            mixed = self.law.mixed_ms(n, new, prefix, pairs, decodes, effective, longest, ARRAYS)
             if self._mixed is not None:
-                mixed = mixed * self._mixed.at_many(new, pairs / new, decodes, kv_tokens / decodes)
+                mixed = mixed * self._mixed.at_many(
+                    new, self._along(new, pairs), decodes, self._along(decodes, effective)
+                )
             times[both] = np.maximum(times[both], mixed)
         return times
 
@@ -199,7 +212,7 @@ class Predictor:
         table = self._spreads.get(regime)
         spread = intervals.floor
         if table is not None:
-            spread = max(spread, float(table.at_many(*_columns(regime, shape))[0]))
+            spread = max(spread, float(table.at_many(*self._place(regime, shape))[0]))
         half = spread * intervals.width.get(regime, max(intervals.width.values(), default=1.0))
         if self.coverage(shape) != "inside":
             half *= intervals.beyond
@@ -221,7 +234,7 @@ class Predictor:
         return tags
 
     def _excess(self, regime: Regime, columns: tuple[FloatArray, ...]) -> npt.NDArray[np.int64]:
-        box = self._box.get(regime)
+        box = self.box.get(regime)
         if box is None:
             return np.full(len(columns[0]), 2)
         beyond = np.ones(len(columns[0]))
@@ -229,6 +242,24 @@ class Predictor:
             beyond = np.maximum(beyond, _times_beyond(box[name], values))
         outside: npt.NDArray[np.int64] = (beyond > 1.0).astype(np.int64) + (beyond > HELD)
         return outside
+
+    def _along(self, count: FloatArray, total: FloatArray) -> FloatArray:
+        """Where a total lies on its axis of a table."""
+        return total / count if self._by_means else total
+
+    def _place(self, regime: Regime, shape: PassShape) -> list[FloatArray]:
+        """Where a pass lies in a table."""
+        sizes: dict[TableAxis, float] = {
+            "prefill_requests": shape.prefill_requests,
+            "prefill_new_tokens": shape.prefill_new_tokens,
+            "prefill_pairs": shape.prefill_pairs,
+            "prompt_context": shape.prefill_pairs / max(shape.prefill_new_tokens, 1),
+            "decode_requests": shape.decode_requests,
+            "decode_kv_tokens": shape.decode_kv_tokens,
+            "decode_context": shape.decode_kv_tokens / max(shape.decode_requests, 1),
+        }
+        names = TABLE_AXES["attention" if self._by_means else "pass"][regime]
+        return [np.array([float(sizes[name])]) for name in names]
 
     def _padded(self, requests: float) -> float:
         graphs = self._graphs

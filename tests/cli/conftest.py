@@ -12,6 +12,7 @@ from passtime import cli
 from passtime.profiles.device import DeviceFacts
 from passtime.profiles.document import (
     REGIME_AXES,
+    SCHEMA,
     Accuracy,
     AxisName,
     Coefficients,
@@ -73,7 +74,7 @@ def profile(tmp_path: Path) -> Path:
     }
     path = tmp_path / "small-gpu.json"
     document = Profile(
-        schema=1,
+        schema=SCHEMA,
         name="small-gpu",
         device_kind="cuda",
         device=DeviceFacts(kind="cuda", name="imaginary", memory_bytes=2**34),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
+from passtime.calibrate.core import fit_core
 from passtime.calibrate.fit import fit_profile
 from passtime.calibrate.laws import Bench
 from passtime.calibrate.log import Batch
 from passtime.calibrate.points import measured_point
 from passtime.profiles.device import DeviceFacts
 from passtime.profiles.document import EngineFacts, MeasuredPoint, Profile, Provenance
+from passtime.profiles.predict import Predictor
 from passtime.profiles.provider import ProfileTiming
 from passtime.profiles.shapes import load_model
 
@@ -64,6 +67,17 @@ def imaginary_points(seed: int = 1, count: int = 120) -> list[MeasuredPoint]:
             measured_point(batch, sorted(samples)[3], samples, held_out=number % 15 == 14)
         )
     return points
+
+
+@pytest.fixture(scope="session")
+def fit_to() -> Callable[[str, EngineFacts], Predictor]:
+    """``fit_to(model, engine)``: the same measurements taken for those of another stack."""
+
+    def fit(model: str, engine: EngineFacts) -> Predictor:
+        bench = Bench(model=load_model(model), engine=engine, device=GPU)
+        return fit_core(bench, imaginary_points()).predictor()
+
+    return fit
 
 
 @pytest.fixture(scope="session")

@@ -218,10 +218,11 @@ def test_outside_the_box_the_edge_of_the_residual_is_held(fitted: Profile) -> No
         box=fitted.box,
         residual={},
     )
-    edge = max(fitted.box["decode"]["decode_context"].high, 1.0)
+    edges = fitted.box["decode"]
+    edge = edges["decodes"].high * edges["decode_context"].high
     factors = [
-        predictor.decode_ms(8.0, 8.0 * context) / bare.decode_ms(8.0, 8.0 * context)
-        for context in (edge, 2 * edge, 50 * edge)
+        predictor.decode_ms(8.0, kv_tokens) / bare.decode_ms(8.0, kv_tokens)
+        for kv_tokens in (edge, 2 * edge, 50 * edge)
     ]
     assert factors == pytest.approx([factors[0]] * 3, rel=1e-12)
 

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from passtime.profiles.document import Axis, AxisName, Residual
+from passtime.profiles.document import Axis, Residual, TableAxis
 from passtime.profiles.table import Table
 
-NAMES: tuple[AxisName, ...] = ("new_tokens", "prompt_context", "decodes", "decode_context")
+NAMES: tuple[TableAxis, ...] = (
+    "prefill_new_tokens",
+    "prefill_pairs",
+    "decode_requests",
+    "decode_kv_tokens",
+)
 
 
 def table(axes: int, seed: int = 0) -> Table:
@@ -66,7 +71,10 @@ def test_beyond_the_edges_the_edge_is_held(axes: int) -> None:
 
 def test_an_axis_of_one_node_is_constant() -> None:
     residual = Residual(
-        axes=(Axis(name="decodes", nodes=(4.0,)), Axis(name="decode_context", nodes=(1.0, 3.0))),
+        axes=(
+            Axis(name="decode_requests", nodes=(4.0,)),
+            Axis(name="decode_kv_tokens", nodes=(1.0, 3.0)),
+        ),
         log_factor=(0.0, float(np.log(3.0))),
         log_spread=(0.0, 0.0),
     )
