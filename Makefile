@@ -1,7 +1,7 @@
 # make demo   the whole job on this machine's CPU, core install only
 # make test   everything that CI runs
 # make lint   ruff and mypy
-# make bench  accuracy, and ours against the reference where its venv exists
+# make bench  accuracy, and ours with the compiled core against the reference where its venv exists
 # make gpu    everything that needs an NVIDIA GPU, in one command under ten minutes
 # make newest the kernel tests on the newest triton (optional, 1 GB)
 # make parity random workloads, ours against the reference (MINUTES=10, BACKENDS=vllm,trtllm,sglang)
@@ -26,9 +26,9 @@ lint: .venv/.done
 	.venv/bin/mypy
 	.venv/bin/mypy tests benchmarks
 
-bench: .venv/.done
+bench: .venv/.done .venv-compiled/.done
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python benchmarks/accuracy.py
-	OPENBLAS_NUM_THREADS=1 .venv/bin/python benchmarks/versus_reference.py --quick
+	OPENBLAS_NUM_THREADS=1 .venv-compiled/bin/python benchmarks/versus_reference.py --quick
 
 parity: .venv/.done .venv-reference/.done
 	.venv/bin/python tests/parity/fuzz.py --minutes $(MINUTES) --seed $(SEED) --backend $(BACKENDS)
@@ -40,7 +40,7 @@ newest: .venv-newest/.done
 	.venv-newest/bin/python -m pytest -q -W default tests/kernels
 
 clean:
-	rm -rf .venv .venv-demo .venv-newest .venv-reference build *.egg-info src/*.egg-info
+	rm -rf .venv .venv-compiled .venv-demo .venv-newest .venv-reference build *.egg-info src/*.egg-info
 
 .venv-demo/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-demo

@@ -4,7 +4,9 @@
                                           [--repeat N] [--json]
 
 Each cell runs ours and the reference alternately, every run in a process of its own on one core,
-and reports the least CPU time of each: that of the replay alone, without imports and loading.
+and reports the median CPU time of each: that of the replay alone, without imports and loading.
+Ours runs under the Python that runs this script; which core that has, compiled or plain sources,
+is said first.
 The summaries must agree. A quick run is too small for fair ratios: what a run costs whatever its
 size, some milliseconds here, weighs ten times as much. The reference's Python is
 PASSTIME_REFERENCE_PYTHON, by default .venv-reference/bin/python. Groups: grid, uneven, recorded,
@@ -23,17 +25,25 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cells import Cell, grid, recorded, scaling, speculative, uneven
 
+from passtime.sched.lockstep import vllm
+
 HERE = Path(__file__).resolve().parent
 
 SKETCHED = ("itl_ms", "output_token_throughput_per_user")
 WALL_CLOCK = ("wall_time_ms", "processed_tokens_per_s", "processed_output_tokens_per_s")
 MEASURES_MEMORY = ("trace length", "prompt length")
+
+
+def core() -> str:
+    """Which build of the lock-step core is measured."""
+    return "plain sources" if vllm.__file__.endswith(".py") else "compiled"
 
 
 def reference_python() -> Path:
@@ -85,8 +95,8 @@ def measure(cell: Cell, share: float, repeat: int, folder: Path) -> dict[str, An
     for _ in range(repeat):
         ours.append(run(Path(sys.executable), "run_passtime.py", cell_file))
         theirs.append(run(reference_python(), "run_reference.py", cell_file))
-    passtime_ms = min(answer["cpu_ms"] for answer in ours)
-    reference_ms = min(answer["cpu_ms"] for answer in theirs)
+    passtime_ms = median(answer["cpu_ms"] for answer in ours)
+    reference_ms = median(answer["cpu_ms"] for answer in theirs)
     found: dict[str, Any] = {
         "name": cell.name,
         "group": cell.group,
@@ -150,7 +160,8 @@ def main(argv: list[str] | None = None) -> int:
     groups = [group.strip() for group in args.only.split(",") if group.strip()]
     measured = []
     if not args.json:
-        print(f"{'CPU time of a replay':<48} {'reference':>13} {'passtime':>12} {'ratio':>8}")
+        title = f"CPU time of a replay ({core()})"
+        print(f"{title:<48} {'reference':>13} {'passtime':>12} {'ratio':>8}")
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells_of(args.backend.split(","), groups):
             found = measure(cell, share, args.repeat or repeat, Path(folder))
@@ -165,7 +176,12 @@ def main(argv: list[str] | None = None) -> int:
     }
     overall = geometric_mean([m["ratio"] for m in measured if m["grid"]])
     if args.json:
-        document = {"cells": measured, "geometric_mean": overall, "by_backend": means}
+        document = {
+            "core": core(),
+            "cells": measured,
+            "geometric_mean": overall,
+            "by_backend": means,
+        }
         print(json.dumps(document, indent=1))
     elif overall is not None:
         parts = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items() if mean)

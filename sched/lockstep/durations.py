@@ -47,7 +47,7 @@ class Durations(PassTimer):
         self._predict_decode_ms = model.predict_decode_ms
 
     def decode_ms(self, batch_size: int, kv_tokens: int) -> float:
-        """As in ``PassTimer``; a time below a second, not scaled, is rounded on the spot."""
+        """As in ``PassTimer``."""
         context, total = kv_tokens // batch_size, self.total_kv_tokens
         try:
             raw = float(self._predict_decode_ms(batch_size, kv_tokens, context, total))
@@ -55,12 +55,7 @@ class Durations(PassTimer):
             raise
         except Exception as error:
             raise provider_error("decode", error) from error
-        if self.decode_ratio == 1.0 and 0.0 <= raw < 1000.0:
-            nanoseconds = raw / 1000.0 * 1e9
-            nearest = round(nanoseconds)
-            if -0.4999 <= nanoseconds - nearest <= 0.4999:
-                return nearest / 1e9 * 1000.0
-        return contribution_ms(checked_decode_ms(raw), self.decode_ratio)
+        return quick_contribution_ms(raw, self.decode_ratio)
 
     def decode_stretch(
         self,
@@ -83,11 +78,18 @@ class Durations(PassTimer):
             if self._may_ask_more:
                 self._extend_to(ends_ms, now_ms, batch, kv_tokens, passes, cut_ms)
                 return
-        for tokens in range(kv_tokens, kv_tokens + passes * batch, batch):
-            now_ms += self.decode_ms(batch, tokens)
-            ends_ms.append(now_ms)
-            if now_ms >= cut_ms:
-                return
+        predict, total, ratio = self._predict_decode_ms, self.total_kv_tokens, self.decode_ratio
+        try:
+            for tokens in range(kv_tokens, kv_tokens + passes * batch, batch):
+                raw = float(predict(batch, tokens, tokens // batch, total))
+                now_ms += quick_contribution_ms(raw, ratio)
+                ends_ms.append(now_ms)
+                if now_ms >= cut_ms:
+                    return
+        except PasstimeError:
+            raise
+        except Exception as error:
+            raise provider_error("decode", error) from error
 
     def whole_pass_stretch(
         self, ends_ms: array[float], now_ms: float, shape: PassShape, passes: int, cut_ms: float
@@ -202,6 +204,16 @@ class FixedDurations(Durations):
             ends_ms.frombytes(steps.tobytes())
         if cuts:
             _cut(ends_ms, start, cut_ms)
+
+
+def quick_contribution_ms(raw_ms: float, ratio: float) -> float:
+    """``contribution_ms`` of a checked decode time; one below a second is rounded on the spot."""
+    if ratio == 1.0 and 0.0 <= raw_ms < 1000.0:
+        nanoseconds = raw_ms / 1000.0 * 1e9
+        nearest = float(int(nanoseconds + 0.5))
+        if -0.4999 <= nanoseconds - nearest <= 0.4999:
+            return nearest / 1e9 * 1000.0
+    return contribution_ms(checked_decode_ms(raw_ms), ratio)
 
 
 def _cut(ends_ms: array[float], start: int, cut_ms: float) -> None:

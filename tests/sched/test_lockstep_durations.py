@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from passtime.errors import ProviderError
 from passtime.sched.config import EngineConfig
-from passtime.sched.lockstep.durations import Durations, contributions_ms, durations
+from passtime.sched.lockstep.durations import (
+    Durations,
+    contributions_ms,
+    durations,
+    quick_contribution_ms,
+)
 from passtime.sched.timing import (
     FixedTiming,
     FloatArray,
@@ -48,7 +53,9 @@ def by_the_rule(raw_ms: float, ratio: float) -> float:
 @settings(max_examples=2000, deadline=None)
 @given(RAW_MS, RATIOS)
 def test_a_contribution_is_what_the_rule_says(raw_ms: float, ratio: float) -> None:
-    assert contribution_ms(raw_ms, ratio) == by_the_rule(raw_ms, ratio)
+    expected = by_the_rule(raw_ms, ratio)
+    assert contribution_ms(raw_ms, ratio) == expected
+    assert quick_contribution_ms(raw_ms, ratio) == expected
 
 
 @settings(max_examples=300, deadline=None)
