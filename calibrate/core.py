@@ -10,7 +10,8 @@ import numpy as np
 from passtime.calibrate.laws import Bench, LawFit, fit_law
 from passtime.calibrate.points import columns, latencies, measured_box, sigmas
 from passtime.calibrate.residual import Surface, fit_surface
-from passtime.calibrate.tabulate import tabulate
+from passtime.calibrate.slack import slack
+from passtime.calibrate.tabulate import grid_lines, tabulate
 from passtime.profiles.document import AxisName, MeasuredPoint, Range, Regime, Residual
 from passtime.profiles.law import Law
 from passtime.profiles.predict import PassColumns, Predictor
@@ -73,9 +74,10 @@ def fit_core(bench: Bench, points: Sequence[MeasuredPoint], *, like: Core | None
         sigma,
         theta=None if like is None or like.surface is None else like.surface.theta,
     )
-    residual = {
-        regime: tabulate(surface, regime, box, law, bench.engine.timed_part) for regime in box
-    }
+    residual = dict[Regime, Residual]()
+    for regime, edges in box.items():
+        lines = grid_lines(surface, regime, box, bench.engine.timed_part)
+        residual[regime] = tabulate(surface, lines, edges, slack(law, regime, lines, box))
     return Core(bench=bench, law=fitted, surface=surface, box=box, residual=residual)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from passtime.calibrate.fit import fit_log
 from passtime.calibrate.importers.table import point_of
+from passtime.calibrate.isotonic import monotone
 from passtime.calibrate.log import Batch, Header, Line, Note, Point, Visit
 from passtime.calibrate.points import columns
 from passtime.calibrate.residual import fit_surface
-from passtime.calibrate.tabulate import monotone
 from passtime.errors import DocumentError
 from passtime.profiles.device import DeviceFacts
 from passtime.profiles.document import MeasuredPoint, Profile, save_profile
