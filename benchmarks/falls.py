@@ -166,9 +166,7 @@ def _longer_maximum(passes: Passes, rng: Rng, limits: Limits) -> tuple[PassColum
     return before, before._replace(decode_kv_max=before.decode_kv_max + more)
 
 
-def _equal_prompts(
-    count: FloatArray, new: FloatArray, prefix: FloatArray, passes: Passes
-) -> PassColumns:
+def _equal_prompts(count: FloatArray, new: FloatArray, prefix: FloatArray) -> PassColumns:
     none = np.zeros(len(count))
     return PassColumns(
         count,
@@ -184,12 +182,11 @@ def _equal_prompts(
 def _prefill_door(more_count: bool, more_new: bool, more_prefix: bool) -> Step:
     def step(passes: Passes, rng: Rng, limits: Limits) -> tuple[PassColumns, PassColumns]:
         count, new, prefix = np.maximum(passes.counts[0], 1.0), passes.new[0], passes.prefix[0]
-        before = _equal_prompts(count, new, prefix, passes)
+        before = _equal_prompts(count, new, prefix)
         grown = _equal_prompts(
             count + more_count,
             new + more_new * _sizes(rng, len(new), new + 1.0),
             prefix + more_prefix * _sizes(rng, len(new), prefix + 16.0),
-            passes,
         )
         return before, grown
 
