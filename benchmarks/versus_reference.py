@@ -10,8 +10,8 @@ is said first.
 The summaries must agree. A quick run is too small for fair ratios: what a run costs whatever its
 size, some milliseconds here, weighs ten times as much. The reference's Python is
 PASSTIME_REFERENCE_PYTHON, by default .venv-reference/bin/python. Groups: grid, uneven, recorded,
-speculation, trace length and prompt length. Exit code 1 if a result differed, 2 without the
-reference.
+speculation, trace length and prompt length. Exit code 1 if a result differed, or if a full run of
+the compiled core took more of the reference's time than it may; 2 without the reference.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ HERE = Path(__file__).resolve().parent
 
 SKETCHED = ("itl_ms", "output_token_throughput_per_user")
 WALL_CLOCK = ("wall_time_ms", "processed_tokens_per_s", "processed_output_tokens_per_s")
+MUST_MEAN = 6.0  # geometric mean of the grid
 MEASURES_MEMORY = ("trace length", "prompt length")
 
 
@@ -108,6 +109,7 @@ def measure(cell: Cell, share: float, repeat: int, folder: Path) -> dict[str, An
         "reference_ms": round(reference_ms, 3),
         "passtime_ms": round(passtime_ms, 3),
         "ratio": round(reference_ms / passtime_ms, 3),
+        "must": cell.must,
         "grid": cell.group == "grid",
         "differences": differences(theirs[0]["summary"], ours[0]["summary"]),
     }
@@ -129,6 +131,14 @@ def differences(reference: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         if not math.isclose(value, mine, rel_tol=1e-9, abs_tol=1e-6):
             found.append(f"{key}: reference {value}, passtime {mine}")
     return found
+
+
+def too_slow(measured: list[dict[str, Any]], mean: float | None) -> list[str]:
+    """What the compiled core may not take so long for, in words."""
+    bars = [(found["name"], found["ratio"], found["must"]) for found in measured]
+    if mean is not None:
+        bars.append(("geometric mean of the grid", mean, MUST_MEAN))
+    return [f"{name}: {ratio:.2f}x, must {must:g}x" for name, ratio, must in bars if ratio < must]
 
 
 def geometric_mean(ratios: list[float]) -> float | None:
@@ -186,7 +196,11 @@ def main(argv: list[str] | None = None) -> int:
     elif overall is not None:
         parts = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items() if mean)
         print(f"geometric mean of the grid: {overall:.2f} ({parts})")
-    return 1 if any(found["differences"] for found in measured) else 0
+    fair = core() == "compiled" and not args.quick
+    slow = too_slow(measured, overall) if fair else []
+    for line in slow:
+        print(f"too slow: {line}", file=sys.stderr)
+    return 1 if slow or any(found["differences"] for found in measured) else 0
 
 
 if __name__ == "__main__":
