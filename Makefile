@@ -1,7 +1,7 @@
 # make demo   the whole job on this machine's CPU, core install only
 # make test   everything that CI runs
 # make lint   ruff and mypy
-# make bench  accuracy, and ours with the compiled core against the reference where its venv exists
+# make bench  accuracy, and the compiled core against the reference (quick)
 # make gpu    everything that needs an NVIDIA GPU, in one command under ten minutes
 # make newest the kernel tests on the newest triton (optional, 1 GB)
 # make parity random workloads, ours against the reference (MINUTES=10, BACKENDS=vllm,trtllm,sglang)
@@ -26,7 +26,7 @@ lint: .venv/.done
 	.venv/bin/mypy
 	.venv/bin/mypy tests benchmarks
 
-bench: .venv/.done .venv-compiled/.done
+bench: .venv/.done .venv-compiled/.done .venv-reference/.done
 	OPENBLAS_NUM_THREADS=1 .venv/bin/python benchmarks/accuracy.py
 	OPENBLAS_NUM_THREADS=1 .venv-compiled/bin/python benchmarks/versus_reference.py --quick
 
@@ -59,6 +59,7 @@ clean:
 .venv-compiled/.done: pyproject.toml setup.py $(wildcard sched/*.py sched/*/*.py)
 	$(PYTHON) -m venv .venv-compiled
 	.venv-compiled/bin/pip install -q 'setuptools>=77' 'mypy>=1.15'
+	rm -rf build
 	PASSTIME_COMPILE=1 .venv-compiled/bin/pip install -q --no-build-isolation --force-reinstall .
 	touch $@
 

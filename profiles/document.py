@@ -296,6 +296,17 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
                 raise DocumentError(f"residual.{regime}: expected axes {wanted}, found {found}")
 
 
+def is_profile(name_or_path: str | Path) -> bool:
+    """Whether it names a shipped profile, or a file that means to be one."""
+    if str(name_or_path) in shipped_profiles():
+        return True
+    try:
+        document = json.loads(Path(name_or_path).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and "coefficients" in document
+
+
 def load_profile(name_or_path: str | Path) -> Profile:
     """A shipped profile by name, or a profile file. DocumentError names fault and place."""
     if (name := str(name_or_path)) in shipped_profiles():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from passtime.calibrate.laws import Bench
 from passtime.calibrate.log import read_log
 from passtime.calibrate.points import measured_points
 from passtime.errors import InputError
-from passtime.profiles.document import load_profile, shipped_profiles
+from passtime.profiles.document import is_profile, load_profile
 from passtime.profiles.shapes import load_model
 
 
@@ -42,7 +41,7 @@ def check(target: str, *, device: str | None = None, model: str | None = None) -
     ``device`` and ``model`` say what a table was measured on where it does not say so itself.
     """
     path = Path(target)
-    if target in shipped_profiles() or _is_profile(path):
+    if is_profile(target):
         profile = load_profile(target)
         findings = check_profile(profile)
         return Checked(source=target, kind="profile", points=len(profile.points), findings=findings)
@@ -91,11 +90,3 @@ def findings_document(checked: Checked) -> str:
         }
     )
     return msgspec.json.format(document, indent=2).decode() + "\n"
-
-
-def _is_profile(path: Path) -> bool:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(document, dict) and "coefficients" in document

@@ -1,4 +1,4 @@
-"""What `passtime fit` does: a log or a table in, a profile and a report out."""
+"""What `passtime fit` does: a log, a table or a profile in, a profile and a report out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from passtime.calibrate.importers.places import device_named
 from passtime.calibrate.importers.textfile import header_of
 from passtime.calibrate.laws import Bench
 from passtime.errors import InputError
-from passtime.profiles.document import ModelClass, Profile, Provenance
+from passtime.profiles.document import (
+    ModelClass,
+    Profile,
+    Provenance,
+    is_profile,
+    load_profile,
+)
 from passtime.profiles.shapes import load_model
 
 
@@ -25,8 +31,17 @@ def fit(
     model: str | None = None,
     device: str | None = None,
 ) -> Profile:
-    """Fit the log or table at ``source``. ``model`` and ``device`` are for tables only."""
+    """Fit the log or table at ``source``, or the points of a profile again.
+
+    ``model`` and ``device`` are for tables only.
+    """
     path = Path(source)
+    if is_profile(source):
+        if model is not None or device is not None:
+            raise InputError(
+                f"{source}: a profile says itself what was measured: drop --model, --device"
+            )
+        return _fit_again(load_profile(source), source, model_class=model_class, force=force)
     if "line" in header_of(path):
         if model is not None or device is not None:
             raise InputError(f"{path}: a log says itself what was measured: drop --model, --device")
@@ -49,6 +64,26 @@ def fit(
             made_by=f"passtime {__version__}", timed=f"table {path.name}", notes=table.notes
         ),
         source=str(path),
+        force=force,
+    )
+
+
+def _fit_again(
+    profile: Profile, source: str, *, model_class: ModelClass, force: bool
+) -> Profile:
+    """The points that a profile was fitted to, by this passtime; where they are from is kept."""
+    made_by = f"passtime {__version__}"
+    return fit_profile(
+        Bench(
+            model=profile.model,
+            engine=profile.engine,
+            device=profile.device,
+            model_class=model_class,
+        ),
+        profile.points,
+        name=profile.name,
+        provenance=msgspec.structs.replace(profile.provenance, made_by=made_by),
+        source=source,
         force=force,
     )
 

@@ -63,6 +63,18 @@ def test_fit_needs_to_know_what_a_table_was_measured_on(
     assert not out.exists()
 
 
+def test_a_profile_is_fitted_again_to_its_points(
+    passtime: Run, table: Path, tmp_path: Path
+) -> None:
+    first, again = tmp_path / "p.json", tmp_path / "again.json"
+    passtime("fit", table, "--model", "llama-3.1-8b", "--device", "h100", "-o", first)
+    assert passtime("fit", first, "-o", again).code == 0
+    assert again.read_bytes() == first.read_bytes()
+    ran = passtime("fit", first, "--model", "tiny", "-o", again)
+    assert (ran.code, "a profile says itself what was measured" in ran.err) == (2, True)
+    assert again.read_bytes() == first.read_bytes()
+
+
 def test_fit_of_nothing_is_one_clear_line(passtime: Run, tmp_path: Path) -> None:
     ran = passtime("fit", tmp_path / "none.jsonl", "-o", tmp_path / "p.json")
     assert ran.code == 2

@@ -1,9 +1,9 @@
-"""Fit a timing profile to a measurement log, or to a table of passes.
+"""Fit a timing profile to a measurement log, to a table of passes, or to a profile's own points.
 
 Prints the errors: in sample, held out (five folds pooled), extrapolation along each axis, the noise
 floor and the worst regime. A table (CSV or JSON lines with new_tokens, prefix_tokens, decodes,
-kv_tokens, latency_ms) needs --model and --device; a log says both itself. Data that are physically
-impossible, and coefficients outside their range, are refused unless --force is given.
+kv_tokens, latency_ms) needs --model and --device; a log and a profile say both themselves. Data that
+are physically impossible, and coefficients outside their range, are refused unless --force is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``passtime fit``."""
-    parser.add_argument("log", metavar="LOG.jsonl|TABLE", help="what was measured")
+    parser.add_argument("log", metavar="LOG.jsonl|TABLE|PROFILE", help="what was measured")
     parser.add_argument("-o", "--output", required=True, metavar="PROFILE.json")
     parser.add_argument(
         "--model-class",
