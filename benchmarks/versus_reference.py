@@ -164,7 +164,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one document instead of lines")
     args = parser.parse_args(argv)
     if not reference_python().exists():
-        print(f"no reference at {reference_python()}: run `make .venv-reference/.done`", file=sys.stderr)
+        print(
+            f"no reference at {reference_python()}: run `make .venv-reference/.done`",
+            file=sys.stderr,
+        )
         return 2
     share, repeat = (0.1, 1) if args.quick else (1.0, 3)
     groups = [group.strip() for group in args.only.split(",") if group.strip()]

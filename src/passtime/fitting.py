@@ -68,9 +68,7 @@ def fit(
     )
 
 
-def _fit_again(
-    profile: Profile, source: str, *, model_class: ModelClass, force: bool
-) -> Profile:
+def _fit_again(profile: Profile, source: str, *, model_class: ModelClass, force: bool) -> Profile:
     """The points that a profile was fitted to, by this passtime; where they are from is kept."""
     made_by = f"passtime {__version__}"
     return fit_profile(

@@ -2,8 +2,9 @@
 
 Prints the errors: in sample, held out (five folds pooled), extrapolation along each axis, the noise
 floor and the worst regime. A table (CSV or JSON lines with new_tokens, prefix_tokens, decodes,
-kv_tokens, latency_ms) needs --model and --device; a log and a profile say both themselves. Data that
-are physically impossible, and coefficients outside their range, are refused unless --force is given.
+kv_tokens, latency_ms) needs --model and --device; a log and a profile say both themselves. Data
+that are physically impossible, and coefficients outside their range, are refused unless --force is
+given.
 """
 
 from __future__ import annotations
